@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The site, in build/docs: open build/docs/index.html, which needs no internet access. Settings are in docs/conf.py.
+# Builds the site in build/docs. Open build/docs/index.html; it needs no internet access. Settings are in docs/conf.py.
 # Usage: launch/docs.sh [options of sphinx-build]
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" docs
 cd "$project"

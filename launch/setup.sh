@@ -1,5 +1,5 @@
-# Sourced by the scripts beside it: activates .venv in the project's folder, $project, made and filled if need be. The
-# current folder stays that of the user.
+# Sourced by the scripts in this folder. It activates .venv in the project's folder, $project, and makes and fills it if
+# needed. The current folder stays that of the user.
 # Usage: . setup.sh [extra]
 set -euo pipefail
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,18 +11,18 @@ if [ ! -x "$project/.venv/bin/python" ]; then
     [ "$python" != none ] || { echo "Python 3.11 or newer is needed and was not found" >&2; exit 1; }
     "$python" -P -m venv "$project/.venv"
 fi
-# A stamp holds what was installed, and from which folder; the test extra includes everything of the plain install.
+# A stamp records what was installed and from which folder. The test extra includes the plain install.
 stamp=$project/.venv/installed-
 wanted=$(cd "$project" && cat pyproject.toml launch/constraints.txt <(pwd) | sha256sum)
 installed=$(cat "$stamp$extra" 2>/dev/null || true)
 [ -n "$extra$installed" ] || installed=$(cat "${stamp}test" 2>/dev/null || true)
 if [ "$installed" != "$wanted" ]; then
-    echo "installing tabicl-train${extra:+[$extra]}, torch and what else it needs into $project/.venv: 2 to 8 GB, some minutes" >&2
+    echo "installing tabicl-train${extra:+[$extra]}, torch and other dependencies into $project/.venv; 2 to 8 GB, a few minutes" >&2
     "$project/.venv/bin/python" -P -m pip install --quiet --disable-pip-version-check \
         -c "$project/launch/constraints.txt" -e "$project${extra:+[$extra]}"
     echo "$wanted" > "$stamp$extra"
 fi
 . "$project/.venv/bin/activate"
-# The loops of the priors are compiled here, in 30 to 40 CPU seconds, so that no process of a run or of tests has to.
+# Compile the loops of the priors, which takes 30 to 40 CPU seconds, so that no process of a run or of tests has to.
 [ -n "$(find "$project/priors" -name '*.nbi' -print -quit)" ] ||
     python -P -c "import priors.boosting, priors.graph.nodes, priors.predictability"

@@ -1,4 +1,4 @@
-"""Tools to look closely: a step again, tables of a prior, and whether a GPU computes what it should.
+"""Tools for a closer look: replays of a step, tables of a prior, and checks of a GPU.
 
-Each prints or writes what it finds, and changes no run.
+Each prints or writes what it finds. None of them changes a run.
 """

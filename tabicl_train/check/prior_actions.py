@@ -1,4 +1,4 @@
-"""The actions of tabicl-prior: look at and store the tables that a run would be trained on."""
+"""The actions of tabicl-prior, which show and store the tables that a run would be trained on."""
 
 from __future__ import annotations
 
@@ -52,14 +52,18 @@ def print_description(config: RunConfig, args: Any) -> None:
     """Print a description of the real tables, if any, and distributions over the run's first tables."""
     from priors.inspection import describe_tables
 
-    # Models are fitted to each table, which takes 0.2 s or more. Of real tables, the lines above say most already.
+    # Models are fitted to each table, which takes 0.2 s or more. With real tables fewer are enough, since the lines
+    # about them say most already.
     has_real_tables = print_real_tables(config)
     count = args.tables or (20 if has_real_tables else 200)
     print(describe_tables(table for _, table in run_tables(config, count)))
 
 
 def print_real_tables(config: RunConfig) -> bool:
-    """Print the real tables, which are left out and why, and how many are long enough; returns if there are any."""
+    """Print which real tables there are, which are left out and why, and how many are long enough.
+
+    Returns whether the prior draws from real tables.
+    """
     prior = configured_prior(config.prior)
     real = real_tables(prior)
     if real is None:
@@ -91,7 +95,7 @@ def gallery(config: RunConfig, args: Any) -> None:
 
 
 def input_files(config: RunConfig) -> list[tuple[str, Path]]:
-    """List the files of real tables that the prior reads, each with its setting."""
+    """List the files of real tables that the prior reads, each with the setting that names it."""
     files = []
     for setting, path in config.table_inputs:
         if path.is_file():
@@ -103,6 +107,7 @@ def input_files(config: RunConfig) -> list[tuple[str, Path]]:
 
 def show(config: RunConfig, args: Any) -> None:
     """Print the plan and the first rows of the table at an address."""
+    # The step and the table must exist.
     if not 0 <= args.step < config.total_steps:
         raise ConfigError([f"step is {args.step}; the run has steps 0..{config.total_steps - 1}"])
     prior = configured_prior(config.prior)
@@ -110,6 +115,8 @@ def show(config: RunConfig, args: Any) -> None:
     specs = [group.spec for group in plan.groups if args.table in group.tables]
     if not specs:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
+
+    # The plan, the first five rows and the first twelve columns.
     spec = specs[0]
     table = draw_table(prior, spec, config.seed, plan.step, args.table)
     print(one_line(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}"))
@@ -124,10 +131,10 @@ def show(config: RunConfig, args: Any) -> None:
 
 
 def dump(config: RunConfig, args: Any) -> None:
-    """Write the tables of some steps of the run to a folder, or to one file for others."""
+    """Write the tables of some steps of the run to a folder, or to one file for other programs."""
     problems = []
     if args.output is None:
-        problems.append("output is missing; it is the folder or file to write the tables to")
+        problems.append("output is missing; it must name the folder or file for the tables")
     if not is_installed("h5py"):
         problems.append(f"dump needs h5py: {install('h5py', 'hdf5')}")
     if not 0 <= args.first_step < config.total_steps:
@@ -151,7 +158,7 @@ def write_folder(config: RunConfig, args: Any, steps: range, settings: dict[str,
     """Write the tables of some steps to a folder."""
     from priors.dump import FILE_STEPS, dump_folder
 
-    # Two machines that each write some steps of one file would lose each other's tables.
+    # A file holds a fixed range of steps. Two machines that write parts of one file would lose each other's tables.
     if args.first_step % FILE_STEPS:
         multiple = f"a multiple of {FILE_STEPS}, the steps of a file"
         raise ConfigError([f"first_step is {args.first_step}; it must be {multiple}"])
@@ -171,15 +178,18 @@ def write_folder(config: RunConfig, args: Any, steps: range, settings: dict[str,
 
 
 def write_file(config: RunConfig, args: Any, steps: range, settings: dict[str, Any]) -> None:
-    """Write the tables of some steps to one file for others."""
+    """Write the tables of some steps to one file for other programs, nanoTabPFN and TFM-Playground."""
     from priors.dump import dump_file, mixed_rows
 
+    # Check the output, and whether these programs can read such tables.
     problems = output_problems("output", args.output) + existing_problems("output", args.output, args.overwrite)
     problems += input_problems("output", args.output, input_files(config))
     if config.model.missing_values:
         problems.append("the network reads missing values; nanoTabPFN and TFM-Playground cannot read missing values")
     if problems:
         raise ConfigError(problems)
+
+    # They read batches of consecutive tables, which must have equal numbers of rows and labeled rows.
     requests = [request for step in steps for request in requests_of(config, step)]
     batch_size = stage_at(config.curriculum, steps[0])[1].tables
     shapes = [(spec.num_rows, spec.train_size) for _, spec in requests]
@@ -188,6 +198,7 @@ def write_file(config: RunConfig, args: Any, steps: range, settings: dict[str, A
         if problem:
             advice = "set curriculum.stages.NAME.group_size to the tables of a step"
             raise ConfigError([f"{problem}: {advice}"])
+
     dump_file(configured_prior(config.prior), requests, args.output, batch_size, **settings)
     print(f"{args.output}: {len(requests)} tables of steps {steps[0]}..{steps[-1]}")
     if len(set(shapes)) > 1:
@@ -196,14 +207,14 @@ def write_file(config: RunConfig, args: Any, steps: range, settings: dict[str, A
 
 
 def requests_of(config: RunConfig, step: int) -> list[Request]:
-    """Return the address and the specification of all tables of a step, in their order."""
+    """Return the address and the specification of each table of a step, in order."""
     plan = plan_step(config.curriculum, config.model, config.seed, step, configured_prior(config.prior))
     specs = {index: group.spec for group in plan.groups for index in group.tables}
     return [((config.seed, step, index), specs[index]) for index in range(plan.tables)]
 
 
 def facts_about(config: RunConfig) -> dict[str, str]:
-    """Return what a dump holds about its tables besides the options of the prior."""
+    """Return what a dump records about its tables in addition to the options of the prior."""
     facts = {"name": config.prior["name"]}
     fingerprint = hash_of_tables(configured_prior(config.prior))
     if fingerprint is not None:
@@ -214,7 +225,7 @@ def facts_about(config: RunConfig) -> dict[str, str]:
 
 
 def load_plugins() -> Callable[[], object]:
-    """Return a function for a process that will unpickle the prior, whose plug-in it must have imported before."""
+    """Return a function that imports the plug-ins, for a process that is going to unpickle a prior of one."""
     return functools.partial(plugins.load, [plugin.argument for plugin in plugins.named()])
 
 
@@ -222,10 +233,26 @@ ACTIONS = {"describe": print_description, "gallery": gallery, "show": show, "dum
 
 
 def act(action: str, arguments: list[str], config_dir: str | None) -> None:
-    """Run the action of a command line; raises ConfigError with all problems."""
+    """Run the action of a command line.
+
+    Parameters
+    ----------
+    action : str
+        One of ACTIONS.
+    arguments : list of str
+        Options of the action and settings of the run.
+    config_dir : str or None
+        A folder of configuration files of the user.
+
+    Raises
+    ------
+    ConfigError
+        With all problems.
+    """
+    # Which of the arguments are options of the action; the others are settings of the run.
     option_names = {field.name for field in dataclasses.fields(PriorOptions)}
-    options = []  # of the action
-    settings = []  # of the run
+    options = []
+    settings = []
     for text in arguments:
         name, _, _ = text.partition("=")
         if name in option_names:
@@ -235,9 +262,11 @@ def act(action: str, arguments: list[str], config_dir: str | None) -> None:
     args = parse_options(PriorOptions, options)
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
+
+    # Validations are switched off: the actions are about training tables.
     try:
         config = compose([*settings, "validation.every=0", "validation.patience=0"], config_dir, option_names)
-    except ConfigError as error:  # for example, no table is as long as the curriculum asks for
+    except ConfigError as error:  # such as no real table that is as long as the curriculum asks for
         if action == "describe" and isinstance(error.config, RunConfig):
             with contextlib.suppress(PriorError):
                 print_real_tables(error.config)

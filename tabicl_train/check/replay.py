@@ -24,15 +24,22 @@ from tabicl_train.training.module import Gradients, TrainedNetwork
 from tabicl_train.training.rank_process import device_of, set_up_process
 from tabicl_train.training.state import build_module
 
-# What a run may need of plug-ins.
+# Kinds of things in plug-ins that a run may need.
 KINDS = ("prior", "network", "scaling", "objective", "optimizer", "schedule", "callback", "suite")
 COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")
 
 
 def replay(run_dir: str, step: int) -> None:
-    """Train in memory from the last checkpoint before the step; print loss and gradient norm of each of its tables.
+    """Train in memory from the last checkpoint before a step, and print loss and gradient norm of each of its tables.
 
-    It uses one process; for a run of several processes, the weights are equal up to the order of sums.
+    It uses one process. For a run with several processes, the weights are equal up to the order of sums.
+
+    Parameters
+    ----------
+    run_dir : str
+        The run directory.
+    step : int
+        The step, counted from 0.
 
     Raises
     ------
@@ -59,7 +66,28 @@ def replay(run_dir: str, step: int) -> None:
 
 
 def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
-    """Return the configuration of a run, from its newest checkpoint if any, and its newest checkpoint before a step."""
+    """Find what a replay needs.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    step : int
+        The step to replay.
+
+    Returns
+    -------
+    values : dict
+        The configuration in plain values, from the newest checkpoint if there is one.
+    content : dict or None
+        The newest checkpoint before the step; None if the replay starts from the beginning.
+
+    Raises
+    ------
+    ConfigError
+        If there is no run, or the step cannot be reproduced.
+    """
+    # The configuration, and whether tables and plug-ins are still those of the run.
     newest = checkpoint.newest_valid(run_dir / "checkpoints")
     if newest is None:
         values = Records(run_dir).config()
@@ -70,12 +98,12 @@ def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
             plugins.require(content["run"].get("plugins", []), KINDS, run_dir)
             version = content["run"]["stream_version"]
         if version != STREAM_VERSION:
-            why = f"the version of the table stream was {version}, is {STREAM_VERSION}; its tables would be others"
+            why = f"the version of the table stream was {version}, is {STREAM_VERSION}; its tables would differ"
             raise ConfigError([f"{path} cannot be replayed: {why}"])
     if values is None:
         raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])
 
-    # The replay begins with the newest checkpoint before the step.
+    # The replay begins with the newest checkpoint before the step, which must not be older than a rewind of the guard.
     before = checkpoint.newest_valid(run_dir / "checkpoints", until=step)
     start = None if before is None else before[1]
     first = 0 if start is None else start["global_step"]
@@ -85,7 +113,7 @@ def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
         rewound_at = incident["step"] + 1  # steps done when the guard went back to an earlier checkpoint
         if first < rewound_at <= step:
             rewind = f"the run went back from step {rewound_at} to {incident['back_to']}"
-            raise ConfigError([f"step is {step}; {rewind}, and has no checkpoint from between that and step {step}"])
+            raise ConfigError([f"step is {step}; {rewind}, and no checkpoint between then and step {step} is left"])
     return values, start
 
 
@@ -103,13 +131,26 @@ def replay_values(values: dict, from_checkpoint: bool) -> dict:
 
 
 def dissect(module: TrainedNetwork, stream: StepStream, step: int) -> None:
-    """Print loss and gradient norm of each table of a step."""
+    """Print loss and gradient norm of each table of a step.
+
+    Parameters
+    ----------
+    module : TrainedNetwork
+        The network with its weights before the step.
+    stream : StepStream
+        The stream of tables.
+    step : int
+        The step.
+    """
+    # The settings of the stage, and the state of the weights.
     plan = plan_step(stream.curriculum, stream.model, stream.seed, step, stream.prior)
     _, stage, _ = stage_at(stream.curriculum, step)
     module.set_column_precision(stage)
     non_finite = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
     print(one_line(f"step {step} (stage {plan.stage}, seed {stream.seed}), {module.precision}"))
     print(f"non-finite weights: {non_finite}")
+
+    # One forward and backward pass for each table alone. Gradients are flat, with the loss as their last value.
     lines = []
     trained = [p for p in module.model.parameters() if p.requires_grad]
     gradients = Gradients(trained, frozen=[])
@@ -120,11 +161,13 @@ def dissect(module: TrainedNetwork, stream: StepStream, step: int) -> None:
             with module.precision.autocast(module.device.type):
                 alone = pack([table]).to(module.device)
                 loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()
-            norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()  # the last value is the loss
+            norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
             mark = "" if math.isfinite(loss) and math.isfinite(norm) else "<- non-finite"
             largest = table.X[~table.X.isnan()].abs().max().item()
             sizes = [index, table.X.shape[0], table.train_size, table.X.shape[1]]
             lines.append([*sizes, f"{largest:.3g}", f"{loss:.6g}", f"{norm:.4g}", mark])
     print(text_table([*COLUMNS, ""], lines))
-    module.gradients = None  # so that the step makes its own buffer, since the weights' .grad is in the one above
+
+    # The weights' .grad are views of the buffer above, so the step must make a new one.
+    module.gradients = None
     torch.cuda.empty_cache()

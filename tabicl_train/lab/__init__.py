@@ -1,7 +1,7 @@
 """The attention laboratory: experiments that write a folder each, with figures, CSV files and a page (README.md).
 
-It is a plug-in of this package: what it registers here enters as that of any other plug-in does. Nothing here imports
-torch, so that help is fast.
+It is a plug-in within this package and registers networks, priors and experiments like any other plug-in. Nothing here
+imports torch, so that help is fast.
 """
 
 from tabicl_train import register
@@ -81,7 +81,7 @@ register.experiment(
 register.experiment(
     "rows",
     "tabicl_train.lab.rows:run",
-    question="time, memory and scores with 60,000 labeled rows beside 10,000",
+    question="time, memory and scores with 60,000 labeled rows compared with 10,000",
     packages=("matplotlib",),
 )
 register.experiment(

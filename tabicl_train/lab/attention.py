@@ -28,9 +28,9 @@ from tabicl_train.prediction.classifier import TabICLClassifier
 
 TEMPLATE = Path(__file__).with_name("attention.html.j2")
 SAMPLE = 1000  # labeled rows of a file, at most; small: 50
-OTHERS = 3  # other query rows of a file that are predicted beside the one asked for
+OTHERS = 3  # query rows of a file that are predicted in addition to the one asked for
 CELLS = 8  # columns of the table that are shown
-LARGEST = 10  # keys with the largest weights that are shown one by one; of the others, the middle and the last one are
+LARGEST = 10  # keys with the largest weights that are shown; of the other keys, the middle and the last one are shown
 RULES = {
     "none": "softmax without length scaling",
     "ssmax": "SSMax",
@@ -44,7 +44,7 @@ RULES = {
 
 QUESTION = """
 To predict row {row} of {table}, the network compares it with the rows whose class it knows, and takes more from those
-that it finds alike. The page attention.html shows one of these comparisons in steps: head {head} of layer {layer} of
+that it finds similar. The page attention.html shows one of these comparisons in steps: head {head} of layer {layer} of
 in-context learning. Every number on it is the network's own. Weights say where this head looks, not what caused the
 prediction.
 """
@@ -83,8 +83,19 @@ class AttentionOptions:
 class Scene:
     """A table, and the classifier that predicts it.
 
-    X, y: all rows of the table, whose index numbers them
-    labeled, queries: positions of these rows, in the order in which the network gets them; the first query is looked at
+    Parameters
+    ----------
+    name : str
+        Name of the file.
+    X : DataFrame
+        All rows of the table, numbered by its index.
+    y : ndarray of shape (rows,)
+        Their classes.
+    labeled, queries : list of int
+        Positions of the labeled rows and of the query rows, in the order in which the network gets them. The page
+        shows the first query row.
+    classifier : TabICLClassifier
+        A classifier, fitted to the labeled rows.
     """
 
     name: str
@@ -106,7 +117,7 @@ class ShownRow:
 
 @dataclass
 class QueryRow(ShownRow):
-    """The row that is looked at; base and gate are None if the layer lacks the factor."""
+    """The query row that the page follows; base and gate are None if the layer has no such factor."""
 
     token: list[float]
     q: list[float]
@@ -123,56 +134,98 @@ class KeyRow(ShownRow):
     k: list[float]
     v: list[float]
     score: float
-    divided: float  # by the root of d
-    based: float  # with base
-    scaled: float  # with base and gate
+    divided: float  # score / sqrt(d)
+    based: float  # the same with base
+    scaled: float  # the same with base and gate
     logit: float
     weight: float
 
 
 @dataclass
 class HiddenRow(ShownRow):
-    """A query row, which is not seen."""
+    """A query row, which has no key: no row attends to it."""
 
     weight: float = 0.0
 
 
 @dataclass
 class OtherKeys:
-    """The labeled rows that are not shown one by one, together."""
+    """The labeled rows that are not shown one by one, taken together."""
 
     count: int
     weight: float
-    context: list[float]  # the sum of their weighted values
+    context: list[float]  # sum of their weighted values
 
 
 @dataclass
 class Explanation:
-    """All that the page shows; vectors are lists of numbers."""
+    """All that the page shows; vectors are lists of numbers.
 
-    table: str  # its name
-    row: int  # that is looked at
+    Parameters
+    ----------
+    table : str
+        Name of the table.
+    row : int
+        The row that the page follows.
+    layer, layers, head, heads : int
+        The layer and head, counted from 0, and how many there are.
+    n : int
+        Number of labeled rows, which are the keys.
+    d : int
+        Number of elements of a head.
+    root, log_n : float
+        sqrt(d) and log(n).
+    rule : str
+        The scaling rule, a key of RULES.
+    exponent : float or None
+        p of signed averaging; None for softmax.
+    query : QueryRow
+        The row that the page follows.
+    keys : list of KeyRow
+        The keys that are shown, by descending weight.
+    rest : OtherKeys or None
+        The other keys; None if all are shown.
+    by_label : list of dict
+        For each label, its number of rows and the sum of their weights.
+    context : list of float
+        Sum of all weighted values.
+    entropy : float or None
+        Entropy of the weights over log(n); None with a single key.
+    columns : list of str
+        Names of the cells that are shown.
+    features : int
+        Number of columns of the table.
+    hidden : list of HiddenRow
+        The query rows.
+    unlabeled : int
+        Their number.
+    prediction : list of dict
+        label and p, the probability, of each class.
+    """
+
+    table: str
+    row: int
     layer: int
     layers: int
     head: int
     heads: int
-    n: int  # labeled rows, which are the keys
-    d: int  # elements of a head
-    root: float  # of d
+    n: int
+    d: int
+    root: float
     log_n: float
-    rule: str  # an entry of RULES
-    exponent: float | None  # p of signed averaging; None for softmax
+    rule: str
+    exponent: float | None
     query: QueryRow
-    keys: list[KeyRow]  # those shown, by weight
-    rest: OtherKeys | None  # None if all are shown
-    by_label: list[dict[str, Any]]  # rows of a label, and the sum of their weights
-    context: list[float]  # the sum of all weighted values
-    entropy: float | None  # of the weights, over log n; None with a single key
-    columns: list[str]  # names of the cells
+    keys: list[KeyRow]
+    rest: OtherKeys | None
+    by_label: list[dict[str, Any]]
+    context: list[float]
+    entropy: float | None
+    columns: list[str]
     features: int
     hidden: list[HiddenRow]
     unlabeled: int
-    prediction: list[dict[str, Any]]  # label and p, the probability, of each class
+    prediction: list[dict[str, Any]]
 
 
 def run(options: AttentionOptions) -> None:
@@ -185,15 +238,15 @@ def run(options: AttentionOptions) -> None:
 
 
 def scene_of(options: AttentionOptions, network: TabICL) -> Scene:
-    """A row of a CSV file; the other rows are labeled, but for a few that are query rows like it."""
+    """Return a row of a CSV file as query row, with a few other query rows; all others are labeled, up to a limit."""
     X, y = read_classes(options.table, options.target)
     if options.row is not None and options.row not in X.index:
         raise ConfigError(
-            [f"row is {options.row}; {options.table} has the rows 0..{X.index[-1]}, if they have a class"]
+            [f"row is {options.row}; it must be one of the rows 0..{X.index[-1]} of {options.table} and have a class"]
         )
     row = len(y) - 1 if options.row is None else X.index.get_loc(options.row)
     others = [i for i in rng_at("attention", row).permutation(len(y)).tolist() if i != row]
-    num_queries = min(OTHERS, len(others) // 2)  # beside the row
+    num_queries = min(OTHERS, len(others) // 2)  # in addition to the row
     queries = [row, *sorted(others[:num_queries])]
     most_labeled = 50 if options.small else SAMPLE
     labeled = sorted(others[num_queries:][:most_labeled])
@@ -205,8 +258,8 @@ def scene_of(options: AttentionOptions, network: TabICL) -> Scene:
 def explain(scene: Scene, layer: int, head: int) -> Explanation:
     """Predict the query rows of a scene, and explain what one head does with the first of them.
 
-    Scores are computed again in float64, one step of the head after the other: q . k, divided by the root of d, with
-    each factor of the scaling rule, and the logits, whose softmax are the weights.
+    Scores are computed again in float64, step by step: q . k, divided by sqrt(d), with each factor of the scaling rule,
+    and the logits, whose softmax gives the weights.
 
     Parameters
     ----------
@@ -235,7 +288,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         raise ConfigError([f"head is {head}; the layer has the heads 0..{attention.num_heads - 1}"])
     sequence, prediction = predict_and_record(scene, attention)
 
-    # The vectors of this head: n keys, and the query before, between and after the factors of the scaling rule.
+    # The vectors of this head: n keys, and the query without, with one and with both factors of the scaling rule.
     q = sequence.q[:1]  # (1, H, d), of all heads, with both factors
     k = sequence.k[:, head].double()  # (n, d)
     v = sequence.v[:, head].double()  # (n, d)
@@ -247,7 +300,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
     based_q = plain_q if base is None else plain_q * base[head].double()
     scaled_q = q[0, head].double()
 
-    # What each key has after each step, (n,), by the fields of KeyRow.
+    # The score of each key after each step, (n,), by the fields of KeyRow.
     logit = logits(attention, q, sequence.k)[head, 0]
     weights = torch.softmax(logit, -1)
     steps = {
@@ -259,7 +312,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         "weight": weights,
     }
 
-    # The keys with the largest weights, the one in the middle of the others, and the last one; the others together.
+    # The keys with the largest weights, the middle one of the others, and the last one; the rest together.
     order = weights.argsort(descending=True, stable=True).tolist()
     shown = order
     if n > LARGEST + 2:
@@ -274,6 +327,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         left = torch.tensor([j for j in order if j not in shown], device=weights.device)
         rest = OtherKeys(len(left), weights[left].sum().item(), nine_digits(weights[left] @ v[left]))
 
+    # The query, and the numbers about the whole head.
     query = QueryRow(
         **shown_row(scene, scene.queries[0]),
         token=nine_digits(sequence.x[0]),
@@ -283,7 +337,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         scaled=nine_digits(q[0, head]),
     )
 
-    entropy = None  # with one key, log n is 0
+    entropy = None  # with a single key, log n is 0
     if n > 1:
         entropy = weight_statistics(attention, q, sequence.k).entropy[0, head].item()
     exponents_of_heads = exponents(attention)
@@ -322,24 +376,24 @@ def icl_layers(network: Network) -> list[Attention]:
     layers = [site.attention for site in sites(network) if site.stage == "icl"]
     if not layers:
         name = type(network).__name__
-        raise ConfigError([f"{name} names no layers of in-context learning whose keys are the labeled rows alone"])
+        raise ConfigError([f"{name} has no layers of in-context learning in which only labeled rows are keys"])
     return layers
 
 
 def predict_and_record(scene: Scene, attention: Attention) -> tuple[Sequence, list[float]]:
-    """Return what a layer has done with the query rows, and the probabilities of the first one's classes."""
+    """Return what a layer computes for the query rows, and the class probabilities of the first one."""
     classifier = scene.classifier
     kept: list[Sequence] = []
 
     def watch(_: Any, sequences: list[Sequence]) -> None:
         kept.extend(sequence for sequence in sequences if sequence.kind != LABELED)
 
-    # The rows as the classifier's only ensemble member reads them
+    # The rows as the only member of the classifier's ensemble reads them.
     (labeled,) = classifier._tables(classifier.X_).values()
     (queries,) = classifier._tables(classifier._encode(scene.X.iloc[scene.queries])).values()
     rows = torch.from_numpy(np.concatenate([labeled, queries]))[None]
     y = torch.from_numpy(classifier.y_)[None]
-    with recorded({"keys": attention}, watch):  # the estimator itself keeps keys and values alone
+    with recorded({"keys": attention}, watch):  # the estimator itself stores keys and values only, no queries
         logits_of_rows = classifier.network_(Pack.stack(rows, y))[:, : len(classifier.classes_)]
     probabilities = torch.softmax(logits_of_rows / classifier.softmax_temperature, -1)
     (sequence,) = kept
@@ -347,19 +401,19 @@ def predict_and_record(scene: Scene, attention: Attention) -> tuple[Sequence, li
 
 
 def by_label(labels: Iterable[str], weights: Iterable[float]) -> list[dict[str, Any]]:
-    """How many keys have each label, and their weights together; the largest sum first."""
+    """Return the number of keys with each label and the sum of their weights, the largest sum first."""
     groups = pd.DataFrame({"label": labels, "weight": weights}).groupby("label", sort=False)["weight"]
     sums = groups.agg(rows="size", weight="sum").sort_values("weight", ascending=False)
     return sums.reset_index().to_dict("records")
 
 
 def nine_digits(values: Tensor) -> list[float]:
-    """Numbers with the nine digits that float32 has."""
+    """Round numbers to nine digits, which distinguish all values of float32."""
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 
 def shown_row(scene: Scene, row: int) -> dict[str, Any]:
-    """The fields of a ShownRow."""
+    """Return the fields of a ShownRow."""
     cells = [cell_text(value) for value in scene.X.iloc[row, :CELLS]]
     return {"row": int(scene.X.index[row]), "label": scene.y[row], "cells": cells}
 
@@ -371,15 +425,15 @@ def cell_text(value: Any) -> str:
 
 
 def page(explanation: Explanation) -> str:
-    """The page of what `explain` returns."""
-    from tabicl_train.report.page import fill_template  # imports jinja2, which the help does not need
+    """Return the HTML page for what `explain` has returned."""
+    from tabicl_train.report.page import fill_template  # here, since the help does not need jinja2
 
     rule = RULES[explanation.rule]
     return fill_template(TEMPLATE, data=asdict(explanation), rule=rule, table=table_of_keys(explanation))
 
 
 def table_of_keys(explanation: Explanation) -> pd.DataFrame:
-    """The numbers of the shown keys as a table, without those of steps that the layer does not have."""
+    """Return the numbers of the shown keys as a table, without steps that the layer does not have."""
     rows = []
     for key in explanation.keys:
         row = {"row": f"row {key.row}: {key.label}", "q . k": key.score}

@@ -1,6 +1,6 @@
-"""Causal attention: each token attends to itself and to those before it in its sequence.
+"""Causal attention: each token attends to itself and to the tokens before it in its sequence.
 
-Q tokens of all sequences, H heads, d values of a head, T tokens of a sequence, E width.
+Shapes: Q tokens of all sequences, H heads, d elements of a head, T tokens of a sequence, E width.
 """
 
 from __future__ import annotations
@@ -20,18 +20,31 @@ __all__ = ["CausalAttention", "CausalBlock", "CausalSpans"]
 
 
 class CausalSpans(NamedTuple):
-    """Sequences whose tokens attend to themselves and to those before them."""
+    """The layout of sequences whose tokens attend to themselves and to those before them.
 
-    runs: list[tuple[int, int]]  # of equal sequences: how many, and their tokens T
+    Parameters
+    ----------
+    runs : list of (int, int)
+        For each run of sequences of equal length, their number and their number of tokens T.
+    """
+
+    runs: list[tuple[int, int]]
 
 
 class CausalAttention(Attention):
-    """Causal attention, with softmax or with signed averaging."""
+    """Causal attention, with softmax or with signed averaging.
+
+    Token i gets sum_j w_ij v_j over j <= i. With z_ij = q_i k_j / sqrt(d), the weight w_ij is proportional to exp(z_ij)
+    for softmax (arXiv 1706.03762), and to (1 + b|z_ij|)^(sgn(z_ij) p) for signed averaging (arXiv 2508.14685).
+    """
 
     def forward(
         self, x: Tensor, context: None, spans: Any, log_n: Tensor | None = None, table: Tensor | None = None
     ) -> Tensor:
-        """Let the tokens x (Q, E) of `spans`, CausalSpans, attend to each other -> (Q, E)."""
+        """Let the tokens of sequences attend to each other: x (Q, E) -> (Q, E).
+
+        Of the arguments of `Attention.forward`, only x and `spans`, which are CausalSpans here, have an effect.
+        """
         assert not isinstance(self.ssmax_layer, Scaling)
         qkv, _ = self.project(x, None)
         dropout = self.dropout if self.training else 0.0
@@ -40,16 +53,36 @@ class CausalAttention(Attention):
 
 
 class CausalBlock(Block):
-    """The block of all networks with causal attention."""
+    """The transformer block of this package with causal attention."""
 
     attention = CausalAttention
 
 
 def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: float) -> Tensor:
-    """Attention within the sequences of `spans`, softmax without a `rule`: qkv (Q, 3, H, d) -> (Q, H, d)."""
+    """Compute causal attention within sequences.
+
+    Parameters
+    ----------
+    qkv : Tensor
+        Queries, keys and values, (Q, 3, H, d).
+    spans : CausalSpans
+        The sequences.
+    rule : SSA or None
+        Signed averaging; None is softmax.
+    dropout : float
+        Dropout rate of the softmax weights. Signed averaging has no dropout.
+
+    Returns
+    -------
+    Tensor
+        (Q, H, d)
+    """
+    # The rule's factor b multiplies the queries of all sequences at once.
     q, k, v = qkv.unbind(1)
     if rule is not None:
         q = rule(q)[0]
+
+    # Sequences of equal length are computed together.
     parts = torch.stack([q, k, v]).split([count * T for count, T in spans.runs], 1)
     outs = []
     for (count, T), part in zip(spans.runs, parts, strict=True):
@@ -63,16 +96,21 @@ def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: 
 
 
 def weights_of_token(attention: Attention, x: Tensor, token: int) -> Tensor:
-    """Compute the weights that a token gives to itself and to those before it, float64 (sequences, H, token + 1).
+    """Compute the weights that a token gives to itself and to the tokens before it.
 
     Parameters
     ----------
     attention : Attention
         The layer, with softmax or with signed averaging.
     x : Tensor
-        The tokens of sequences of equal length as the layer gets them, (sequences, T, E).
+        The tokens of sequences of equal length that enter the layer, (sequences, T, E).
     token : int
-        The place of the token in its sequence, from 0.
+        The position of the token in its sequence, from 0.
+
+    Returns
+    -------
+    Tensor
+        float64 (sequences, H, token + 1)
     """
     qkv, _ = attention.project(x[:, : token + 1].flatten(0, 1), None)
     q, k, _ = qkv.unflatten(0, (len(x), -1)).unbind(2)  # (sequences, token + 1, H, d)
@@ -86,7 +124,7 @@ def weights_of_token(attention: Attention, x: Tensor, token: int) -> Tensor:
 
 
 def average_causally(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor) -> Tensor:
-    """Signed averaging of q, k, v (count, H, T, d) -> (count, H, T, d); exponents (H,): the p of each head."""
+    """Compute signed averaging: q, k, v (count, H, T, d) and exponents p (H,) -> (count, H, T, d)."""
     scores = exponents[:, None, None] * signed_log(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     return torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v

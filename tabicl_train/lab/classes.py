@@ -1,4 +1,4 @@
-"""classes: how a network of ten classes predicts up to a thousand, and how well and how fast."""
+"""classes: how a network with ten outputs predicts up to a thousand classes, how well and how fast."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from tabicl_train.model.tabicl import TabICL
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEATURES, NOISE = 6, 0.3  # of a synthetic table: classes are normal, their centers standard normal
+FEATURES = 6
+NOISE = 0.3  # standard deviation of a class around its center; centers are standard normal
 CLASSES = (2, 5, 10, 11, 20, 57, 100, 101, 300, 1000)
-TABLES, ROWS, QUERIES = 3, 8, 256  # tables for each number of classes, labeled rows of each class, query rows
-# In what the members of an ensemble differ, with the columns of the scores
+TABLES = 3  # for each number of classes
+ROWS, QUERIES = 8, 256  # labeled rows of each class, and query rows of a table
+# How the members of an ensemble differ, and the columns with their scores.
 DIFFERENCES = {
     "numbers and columns": "accuracy_members",
     "numbers": "accuracy_numbers",
@@ -71,7 +73,7 @@ def run(options: ClassesOptions) -> None:
     most = network.config.max_classes
     folder = Folder("classes", options)
     X, y, asked, _, _ = draw_clusters(most + 1, 2, 2, 0)
-    predict_classes(network, X, y, asked)  # compiles and allocates what later predictions share
+    predict_classes(network, X, y, asked)  # not timed: the first prediction compiles and allocates
     tables = [(4, 0), (23, 0)] if options.small else list(itertools.product(CLASSES, range(TABLES)))
     rows = [score_classes(network, classes, number, options.members) for classes, number in tqdm(tables, unit="table")]
     scores = pd.DataFrame(rows)
@@ -85,7 +87,28 @@ def run(options: ClassesOptions) -> None:
 def draw_clusters(
     classes: int, rows: int, queries: int, number: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Labeled X (n, FEATURES) and y (n,) with `rows` rows of each class, query X and y, and the centers of classes."""
+    """Draw a table whose classes are clusters.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    rows : int
+        Labeled rows of each class.
+    queries : int
+        Number of query rows.
+    number : int
+        The number of the table, from which it is drawn.
+
+    Returns
+    -------
+    X, y : ndarray
+        Labeled rows, (n, FEATURES) and (n,).
+    asked, truth : ndarray
+        Query rows, (queries, FEATURES) and (queries,).
+    centers : ndarray
+        Centers of the classes, (classes, FEATURES).
+    """
     rng = rng_at((classes, number), "classes")
     centers = rng.standard_normal((classes, FEATURES))
     y = rng.permutation(np.repeat(np.arange(classes), rows))
@@ -103,7 +126,25 @@ def predict_classes(
     members: int = 1,
     differ_in: str = "numbers and columns",
 ) -> np.ndarray:
-    """Classes of the rows `asked`. Members differ in one of DIFFERENCES."""
+    """Predict the classes of query rows.
+
+    Parameters
+    ----------
+    network : TabICL
+        The network.
+    X, y : ndarray
+        Labeled rows, (n, M) and (n,).
+    asked : ndarray
+        Query rows, (queries, M).
+    members : int, optional
+        Members of the ensemble.
+    differ_in : str, optional
+        How they differ, a key of DIFFERENCES.
+
+    Returns
+    -------
+    ndarray of shape (queries,)
+    """
     classifier = TabICLClassifier(network, n_estimators=members, norm_methods=("none",)).fit(X, y)
     first = classifier.members_[0]
     same = {
@@ -116,7 +157,26 @@ def predict_classes(
 
 
 def score_classes(network: TabICL, classes: int, number: int, members: int = 1) -> dict[str, float]:
-    """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centers."""
+    """Score a network on one table.
+
+    Parameters
+    ----------
+    network : TabICL
+        The network.
+    classes : int
+        Number of classes.
+    number : int
+        The number of the table.
+    members : int, optional
+        If above 1, ensembles of so many members are scored, too.
+
+    Returns
+    -------
+    dict
+        A row of classes.csv: accuracy and seconds of the network, the accuracies of the nearest class mean and of the
+        nearest true center, and the numbers of digits and nodes.
+    """
+    # One member of the network, timed, the nearest class mean, and the nearest true center.
     X, y, asked, truth, centers = draw_clusters(classes, ROWS, QUERIES, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
     started = time.perf_counter()
@@ -134,6 +194,8 @@ def score_classes(network: TabICL, classes: int, number: int, members: int = 1) 
         "digits": digits,
         "nodes": nodes(classes, most),
     }
+
+    # Ensembles, not timed.
     if members > 1:
         for differ_in, column in DIFFERENCES.items():
             predicted_by_members = predict_classes(network, X, y, asked, members, differ_in)
@@ -142,17 +204,17 @@ def score_classes(network: TabICL, classes: int, number: int, members: int = 1) 
 
 
 def nearest(X: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Index of the nearest of the points (P, M) to each row of X (N, M)."""
+    """Return the index of the nearest of the points (P, M) for each row of X (N, M), (N,)."""
     return ((X**2).sum(1)[:, None] - 2 * X @ points.T + (points**2).sum(1)).argmin(1)
 
 
 def nodes(classes: int, most: int) -> int:
-    """Predictions among at most `most` classes that a table with so many classes needs."""
+    """Return how many predictions among at most `most` classes a table with `classes` classes needs."""
     return 1 if classes <= most else 1 + sum(nodes(size, most) for size in split_classes(classes, most))
 
 
 def decomposition(classes: int, most: int) -> pd.DataFrame:
-    """A row for each class: class, its digits, most significant first, and its group under the root."""
+    """Return a row for each class: class, its digits, most significant first, and its group at the top level."""
     digits = torch.stack(label_digits(torch.arange(classes), classes, most)).T.numpy()
     sizes = split_classes(classes, most)
     frame = pd.DataFrame(digits, columns=[f"digit {i + 1}" for i in range(digits.shape[1])])
@@ -180,7 +242,7 @@ def draw(scores: pd.DataFrame, most: int) -> Figure:
 
 
 def draw_decomposition(frame: pd.DataFrame) -> Figure:
-    """Classes of two digits, in the place of their digits and the color of their group."""
+    """Draw classes with two digits at the place of their digits, in the color of their group."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -197,6 +259,7 @@ def draw_decomposition(frame: pd.DataFrame) -> Figure:
 
 
 def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
+    # A row for each number of classes, means and shares with intervals over tables.
     tables = counted(scores["table"].nunique(), "table")
     groups = scores.groupby("classes")
     means = groups.mean(numeric_only=True)
@@ -205,9 +268,11 @@ def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
         columns[name] = means[name].astype(int).map("{:,}".format)
     for name in ("accuracy", "class_mean", "best_possible"):
         columns[name] = groups[name].agg(share)
-    of_members = ""
+
+    # What an ensemble gains over one member on the same tables.
+    text_of_members = ""
     if members > 1:
-        of_members = (
+        text_of_members = (
             f"\n\nThe seconds are those of one member. {members} members give the classes other numbers (**numbers**), "
             f"read the columns in other orders (**columns**), or both. With up to {most} classes there are neither "
             "digits nor groups, but also little to gain; beyond, other numbers are other digits and other groups."
@@ -216,6 +281,7 @@ def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
             differences = scores[column] - scores["accuracy"]
             gain = differences.groupby(scores["classes"]).agg(lambda values: f"{mean_interval(values.to_numpy()):+.3f}")
             columns[f"{members} members minus one: {differ_in}"] = gain
+
     columns["seconds"] = means["seconds"].map("{:.2f}".format)
     table = pd.DataFrame(columns).reset_index()
     return f"""
@@ -224,11 +290,12 @@ def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
 {markdown(table)}
 
 Means over {tables}, with 95 % intervals for other tables. This is one network, so one seed: nothing is claimed about
-others, and what a network loses beside the class means depends on its size and training. Each class is a normal
+others, and what a network loses to the class means depends on its size and training. Each class is a normal
 distribution in {FEATURES} dimensions with a standard deviation of {NOISE:g} around its center, and the centers are
-standard normal. The more classes, the closer their centers: even who knows them is wrong more often. That is the best
-possible accuracy, and the distance to it is what the network loses. **digits**: how often the table is read. **nodes**:
-predictions among at most {most} classes. The labeled rows grow with the classes, and the time with both.{of_members}
+standard normal. The more classes there are, the closer are their centers, so even a prediction that knows them is wrong
+more often. Its accuracy is the best possible one, and the network loses the distance to it. **digits**: how often the
+table is read. **nodes**: predictions among at most {most} classes. The number of labeled rows grows with the number of
+classes, and the time with both.{text_of_members}
 
 ![digits and groups of 57 classes](decomposition.png)
 

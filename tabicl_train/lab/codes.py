@@ -1,4 +1,4 @@
-"""codes: many classes by digits and groups, beside error-correcting output codes with the same number of passes."""
+"""codes: many classes by digits and groups, or by error-correcting output codes with the same number of passes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(options: CodesOptions) -> None:
     network = load_classifier(options.checkpoint, options.weights)
     folder = Folder("codes", options)
     most = network.config.max_classes
-    # Compiles and allocates what later predictions share.
+    # The first prediction compiles and allocates, and is not timed.
     predict_classes(network, *draw_clusters(most + 1, 2, 2, 0)[:3])
     counts = [most, 2 * most] if options.small else sorted(set(options.classes))
     scores = []
@@ -78,15 +78,31 @@ def run(options: CodesOptions) -> None:
 
 
 def reads_of_a_row(classes: int, most: int) -> int:
-    """Return how many predictions lead to a class: how often each labeled row is read in in-context learning."""
+    """Return the number of levels of groups, which is how often in-context learning reads each labeled row."""
     return 1 if classes <= most else 1 + reads_of_a_row(split_classes(classes, most)[0], most)
 
 
 def code_words(classes: int, passes: int, most: int, seed: int) -> np.ndarray:
-    """Draw a word for each class, (classes, passes), of symbols below `most`.
+    """Draw a code word for each class.
 
     The symbols are the digits of the class in a random order of all classes, then its digits in another order, and so
-    on: each run of so many digits tells all classes apart, and each symbol has nearly as many classes.
+    on. The digits of one order tell all classes apart, and the symbols of a pass have nearly equal numbers of classes.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    passes : int
+        Length of a word.
+    most : int
+        Number of symbols.
+    seed : int
+        Seed of the random orders.
+
+    Returns
+    -------
+    ndarray of shape (classes, passes)
+        Symbols in 0..most-1.
     """
     rng = rng_at((classes, seed), "codes")
     columns: list[np.ndarray] = []
@@ -97,7 +113,8 @@ def code_words(classes: int, passes: int, most: int, seed: int) -> np.ndarray:
 
 
 def score_both_ways(network: TabICL, classes: int, number: int) -> list[dict[str, float | str]]:
-    """Score both ways on one table: rows with classes, table, way, passes, accuracy and cpu_seconds."""
+    """Score both ways on one table; returns rows with classes, table, way, passes, accuracy and cpu_seconds."""
+    # Digits and groups.
     X, y, asked, truth, _ = draw_clusters(classes, ROWS, QUERIES, number)
     most = network.config.max_classes
     started = time.process_time()
@@ -106,11 +123,13 @@ def score_both_ways(network: TabICL, classes: int, number: int) -> list[dict[str
     passes = nodes(classes, most)
     found = [score_row(known, GROUPS, passes, predicted == truth, started)]
 
+    # Codes: a classifier for each symbol, whose probabilities are multiplied along the word of each class. Symbols that
+    # no labeled row has get 1e-9.
     words = code_words(classes, passes, most, number)
     logarithms = np.zeros((len(asked), classes))
     started = time.process_time()
     for number_of_passes in range(1, passes + 1):
-        word = words[:, number_of_passes - 1]  # the symbol of each class
+        word = words[:, number_of_passes - 1]  # symbol of each class in this pass, (classes,)
         model = TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X, word[y])
         p = np.full((len(asked), most), 1e-9)
         p[:, model.classes_] = model.predict_proba(asked)
@@ -141,9 +160,9 @@ def draw(frame: pd.DataFrame, most: int) -> Figure:
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for way, rows in frame.groupby("way", sort=False):
-        of_classes = rows.groupby("classes")
-        plot_estimates(left, of_classes["accuracy"].agg(share), label=way)
-        right.plot(of_classes["cpu_seconds"].mean(), "o-", label=way)
+        by_classes = rows.groupby("classes")
+        plot_estimates(left, by_classes["accuracy"].agg(share), label=way)
+        right.plot(by_classes["cpu_seconds"].mean(), "o-", label=way)
     left.set(title="accuracy", ylim=(-0.02, 1.02))
     right.set(title="CPU seconds for a table", yscale="log")
     for axes in (left, right):

@@ -1,6 +1,6 @@
-"""curriculum: networks trained on tables of a fixed length or of growing lengths, on tables up to 16 times as long.
+"""curriculum: networks trained on tables of a fixed length or of growing lengths, tested on up to 16 times longer ones.
 
-Training is configs/sweep/row_curriculum.yaml, with the curricula fixed_rows and growing_rows.
+They are trained by configs/sweep/row_curriculum.yaml, with the curricula fixed_rows and growing_rows.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ def run(options: CurriculumOptions) -> None:
     folder = Folder("curriculum", options)
     settings = SMALL if options.small else []
     runs = trained_runs(["sweep=row_curriculum", *settings], folder.path / "runs")
+
+    # The longest training tables have `longest` labeled rows. Each test has longer versions of one table.
     if options.small:
         longest = 16
         tests = [("synthetic", 0), ("synthetic", 1)]
@@ -116,9 +118,14 @@ def real_tasks() -> tuple[str, ...]:
 
 
 class TestTable(NamedTuple):
-    """The longest version of a test table; shorter ones have its last labeled rows, and all have its query rows.
+    """The longest version of a test table. Shorter ones have its last labeled rows, and all have its query rows.
 
-    X: (labeled + query rows, features), a tensor, or a data frame of a real task; y: (labeled + query rows,)
+    Parameters
+    ----------
+    X : Tensor or DataFrame
+        (labeled + query rows, features), a data frame for a real task.
+    y : Tensor or ndarray
+        (labeled + query rows,)
     """
 
     X: torch.Tensor | pd.DataFrame
@@ -142,9 +149,11 @@ def load_task(name: str) -> Task:
 
 
 def score_rows(network: TabICL, table: TestTable, n: int) -> Row:
-    """Log loss and accuracy of the query rows, which are the last ones, given the n labeled rows before them."""
+    """Return log loss and accuracy of the query rows, the last ones, given the n labeled rows before them."""
     X = table.X[-QUERIES - n :]
     y = table.y[-QUERIES - n :]
+
+    # Tables of a prior go to the network directly, real ones through the estimator, which encodes them.
     if isinstance(X, torch.Tensor):
         log_p = predict_logits(network, Pack.of([(X, y, n)]), network.config.max_classes).log_softmax(-1)
         truth = y[n:]
@@ -159,17 +168,22 @@ def score_rows(network: TabICL, table: TestTable, n: int) -> Row:
 
 
 def losses(scores: pd.DataFrame, curriculum: str, rule: str, n: int) -> np.ndarray:
-    """Log losses (seeds, tables); of real data (seeds, tasks), means over the choices of rows."""
+    """Return log losses (seeds, tables), or for real data (seeds, tasks), which are means over the choices of rows."""
     rows = scores[(scores["curriculum"] == curriculum) & (scores["rule"] == rule) & (scores["n"] == n)]
     return by_seed_and_table(rows, "log_loss", "table" if (rows["data"] == "synthetic").all() else "data")
 
 
 class Effects(NamedTuple):
-    """What the page tells about one kind of data; data frames have a column for each n, and Means in their cells.
+    """The numbers of the page about one kind of data, with a column for each n and Estimates in the cells.
 
-    means: log loss by curriculum and rule
-    growing: by rule, log loss after growing rows minus that after fixed rows
-    lead: QASSMax minus SSMax after fixed_rows, after growing_rows, and the change from the first to the second
+    Parameters
+    ----------
+    means : DataFrame
+        Log loss by curriculum and rule.
+    growing : DataFrame
+        By rule, log loss after growing rows minus that after fixed rows.
+    lead : DataFrame
+        QASSMax minus SSMax after fixed rows, after growing rows, and the change from the first to the second.
     """
 
     means: pd.DataFrame
@@ -244,7 +258,7 @@ ensemble.
 
 
 def section_of_kind(kind: str, scores: pd.DataFrame) -> str:
-    """The findings about one kind of data."""
+    """Return the section of the page about one kind of data."""
     found = effects(scores)
     seeds, tables = losses(scores, FIXED, RULES[0], scores["n"].max()).shape
     what = "tables" if kind.startswith("synthetic") else f"tasks (each the mean of {SPLITS} choices of rows)"
@@ -269,16 +283,16 @@ QASSMax minus SSMax; below zero, QASSMax is better:
 
 
 def verdict(found: Effects, factor: int) -> str:
-    """The answer in two sentences, for the longest tables."""
+    """Return the answer for the longest tables, in two sentences."""
     longest = found.growing.columns[-1]
     changes = ", ".join(f"{rule} by {change:+.3f}" for rule, change in found.growing[longest].items())
     fixed, growing, change = found.lead[longest]
     if not change.excludes_zero:
-        so = "which decides nothing about whether the curriculum favors either of them"
+        conclusion = "which does not show that the curriculum favors either of them"
     else:
-        so = f"so the curriculum favors {'QASSMax' if change.mean < 0 else 'SSMax'}"
+        conclusion = f"so the curriculum favors {'QASSMax' if change.mean < 0 else 'SSMax'}"
     return (
         f"On tables {factor} times as long as the longest of training, growing rows change the log loss of {changes}. "
         f"There QASSMax minus SSMax is {fixed:+.3f} after fixed rows and {growing:+.3f} after growing rows, "
-        f"a change of {change:+.3f}, {so}."
+        f"a change of {change:+.3f}, {conclusion}."
     )

@@ -65,16 +65,18 @@ class EntropyOptions:
 
 
 def run(options: EntropyOptions) -> None:
-    from tabicl_train.lab.entropy_figure import draw_attention  # imports matplotlib, which the help does not need
+    from tabicl_train.lab.entropy_figure import draw_attention  # here, since the help does not need matplotlib
 
     network = load_model(options.checkpoint, options.weights)
-    attention_layers(network)  # without any, before something is written
+    attention_layers(network)  # raises an error before anything is written if there are none
     folder = Folder("entropy", options)
     numbers_of_rows = sorted(set(options.rows))
     tables = TABLES
     if options.small:
         numbers_of_rows = numbers_of_rows[:2]
         tables = 1
+
+    # The file is written after each number of rows, since long tables take minutes.
     frames = []
     for n in numbers_of_rows:
         for table in range(tables):
@@ -83,13 +85,13 @@ def run(options: EntropyOptions) -> None:
             measures.insert(0, "table", table)
             frames.append(measures)
         frame = pd.concat(frames, ignore_index=True)
-        folder.csv("entropy", frame)  # after each number of rows, as long tables take minutes
+        folder.csv("entropy", frame)
     folder.figure("entropy", draw_attention(frame))
     folder.page("Attention against the number of rows", QUESTION, findings(frame, options.prior))
 
 
 def prediction(network: TabICL, prior: str, n: int, number: int) -> Callable[[], torch.Tensor]:
-    """What predicts the query rows of a table with n labeled rows, the same one in every call."""
+    """Return a function that predicts the query rows of a table with n labeled rows."""
     table = draw_test_table(prior, n, number, network.config.max_classes)
     pack = Pack.of([(table.X, table.y, n)])
     return lambda: network(pack)
@@ -104,6 +106,7 @@ def draw_test_table(prior: str, n: int, number: int, max_classes: int) -> Table:
 def findings(frame: pd.DataFrame, prior: str) -> str:
     from tabicl_train.lab.entropy_figure import KINDS
 
+    # A row for each layer and kind of queries, from the smallest to the largest n.
     n = np.unique(frame["n"])
     rows = []
     for kind, site in KINDS.items():
@@ -125,16 +128,16 @@ each n; from n = {n[0]:,} to n = {n[-1]:,}:
 
 {markdown(pd.DataFrame(rows, columns=names))}
 
-- The sites are those in which rows are keys. In each column, inducing points (learned queries) attend to the labeled
+- Layers in which rows are keys are measured. In each column, inducing points (learned queries) attend to the labeled
   cells; in context, labeled rows and query rows attend to the labeled rows. The last layer has no labeled queries.
-- **Largest weight** is the weight of the row that a query looks at most. **Logit gap**: the largest logit minus their
-  mean. If one logit stands out from others that are all alike, its weight stays where it is only if the gap grows like
-  log n, which is the dashed line.
+- **Largest weight**: the weight of the row that a query looks at most. **Logit gap**: the largest logit minus the mean
+  of all. If one logit stands out from others that are equal, its weight does not change with n only if the gap grows
+  like log n, which is the dashed line.
 - **Base multiplier** and **gate** are the two factors by which the scalable softmax multiplies a query: one depends on
   n, the other on the query. They are empty if the layer has none. Base multipliers count by their absolute value.
-- {ROWS} random queries of each kind and table are measured, and {POINTS} inducing points of each column. In entropy.csv
-  are all heads.
-- This is one network, so one seed: nothing is claimed about its rule of attention, which other sizes and trainings may
-  use in other ways.
+- {ROWS} random queries of each kind and table are measured, and {POINTS} inducing points of each column. entropy.csv
+  has all heads.
+- This is one network, so one seed: nothing is claimed about its rule of attention, which networks of other sizes and
+  trainings may use differently.
 - Weights say where a layer looks, not what caused the prediction.
 """

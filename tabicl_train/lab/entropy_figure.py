@@ -25,7 +25,7 @@ KINDS = {
 
 
 def draw_attention(measures: pd.DataFrame) -> Figure:
-    """Draw means over heads and tables by measure (rows), kind of queries (columns) and layer; bands show all heads."""
+    """Draw means over heads and tables with bands of all heads: measures in rows, kinds of queries in columns."""
     shown = [name for name in MEASURES if measures[name].notna().any()]
     kinds = [kind for kind in KINDS if kind in set(measures["queries"])]
     depths = measures.groupby("stage")["layer"].max()
@@ -34,8 +34,8 @@ def draw_attention(measures: pd.DataFrame) -> Figure:
     for panels, name in zip(grid, shown, strict=True):
         panels[0].set_ylabel(MEASURES[name])
         for axes, kind in zip(panels, kinds, strict=True):
-            of_kind = measures[measures["queries"] == kind]
-            draw_layers(axes, of_kind, name, depths[of_kind["stage"].iloc[0]])
+            rows_of_kind = measures[measures["queries"] == kind]
+            draw_layers(axes, rows_of_kind, name, depths[rows_of_kind["stage"].iloc[0]])
     for axes, kind in zip(grid[0], kinds, strict=True):
         axes.set_title(KINDS[kind], fontsize="medium")
         axes.legend(title="layer", fontsize="x-small", title_fontsize="x-small", ncols=2)
@@ -45,7 +45,7 @@ def draw_attention(measures: pd.DataFrame) -> Figure:
 
 
 def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> None:
-    """Draw a line per layer; depth: the stage's last layer, so that layers have the same color in all of its panels."""
+    """Draw a line for each layer of a stage; `depth` is its last layer, so that colors are the same in all panels."""
     heads = measures.groupby(["layer", "head", "n"])[name].mean().dropna()  # over tables
     for layer in heads.index.unique("layer"):
         color = colormaps["viridis"](0.9 * layer / max(depth, 1))

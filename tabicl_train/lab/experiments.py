@@ -1,7 +1,6 @@
-"""The command line of tabicl-lab, for experiments of this folder and of plug-ins.
+"""The command line of tabicl-lab, for experiments in this folder and in plug-ins.
 
-An experiment is a dataclass of options and a function that takes them, registered by `register.experiment`; README.md
-shows one.
+An experiment is a function that takes a dataclass of options, registered by `register.experiment`; README.md shows one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,19 @@ class Failed(Exception):
 
 
 def run_experiment(arguments: list[str]) -> None:
-    """Run the experiment of a command line, or print help; raises ConfigError with everything wrong with it."""
+    """Run the experiment of a command line, or print help.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The name of the experiment and its options.
+
+    Raises
+    ------
+    ConfigError
+        With all problems of the command line.
+    """
+    # Without a name, the help lists all experiments.
     name, *settings = arguments or ["--help"]
     if name in ("-h", "--help"):
         lines = [
@@ -36,6 +47,8 @@ def run_experiment(arguments: list[str]) -> None:
         lines += [option_line(name, experiment.question) for name, experiment in register.experiment.items()]
         print("\n".join(lines))
         return
+
+    # The annotation of the experiment's function says which options it takes.
     experiment = register.experiment[name]
     function = experiment.function
     options = options_class(name, function)
@@ -48,12 +61,12 @@ def run_experiment(arguments: list[str]) -> None:
 
 
 def options_class(name: str, function: Callable[[Any], None]) -> type:
-    """Return the dataclass of an experiment's options, with which its only parameter is annotated."""
+    """Return the dataclass of an experiment's options, the annotation of its only parameter."""
     hints = get_type_hints(function)
     kinds = [kind for parameter, kind in hints.items() if parameter != "return"]
     if len(kinds) != 1 or not dataclasses.is_dataclass(kinds[0]):
         form = "def run(options: Options), where Options is a dataclass"
-        raise ConfigError([f"the experiment {name} is no function of its options; write it as {form}"])
+        raise ConfigError([f"the experiment {name} is not a function of its options; write it as {form}"])
     return kinds[0]
 
 

@@ -15,11 +15,11 @@ from tabicl_train.lab.folder import Folder, markdown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST = 100  # of the gap: within it, no power or exponential overflows
-SCALE = 0.43  # s of the multiplier s log n of SSMax
-GATES = 0.5, 1.5  # of a query, between 0 and 2, by which QASSMax multiplies that multiplier
+LARGEST = 100  # largest gap, up to which no power or exponential overflows
+SCALE = 0.43  # s in the multiplier s log n of SSMax
+GATES = 0.5, 1.5  # factors of QASSMax, between 0 and 2, by which the gate of a query changes that multiplier
 EXPONENT = 1.5  # p of SSA
-OTHERS = 0.0, -2.5  # scores of the other keys under SSA, whose weights depend on the scores, not only on their gap
+OTHERS = 0.0, -2.5  # scores of the other keys under SSA, whose weights depend on both scores, not on their gap alone
 
 QUESTION = """
 An attention layer looks something up: it compares a query with n keys, turns the scores into weights that sum to one,
@@ -54,17 +54,30 @@ def run(options: FadingOptions) -> None:
 
 
 def weight(n: np.ndarray, gap: float, multiplier: np.ndarray | float = 1.0) -> np.ndarray:
-    """Softmax weight of a key whose score is by `gap` above that of n - 1 others, scores times `multiplier`.
+    """Return the softmax weight of a key whose score exceeds that of n - 1 others by a gap.
 
-    multiplier: 1 for softmax, s log n for SSMax, base(n) * gate for QASSMax whose elements are equal
+    Parameters
+    ----------
+    n : ndarray
+        Numbers of keys.
+    gap : float
+        The difference of the scores.
+    multiplier : ndarray or float, optional
+        Factor of the scores: 1 for softmax, s log n for SSMax (arXiv 2501.19399), and for QASSMax (arXiv 2602.11139)
+        with equal elements base(n) * gate.
+
+    Returns
+    -------
+    ndarray
+        1 / (1 + (n - 1) exp(-gap * multiplier)), in the shape of n.
     """
     return 1 / (1 + (n - 1) * np.exp(-gap * multiplier))
 
 
 def ssa_weight(n: np.ndarray, relevant: float, other: float, exponent: float, b: float = 1.0) -> np.ndarray:
-    """SSA weight of a key with score `relevant` among n - 1 keys with score `other`.
+    """Return the SSA weight (arXiv 2508.14685) of a key with score `relevant` among n - 1 keys with score `other`.
 
-    A score z counts (1 + b |z|)^(sgn(z) p), where softmax has exp(z).
+    A score z counts as (1 + b |z|)^(sgn(z) p), with p = `exponent`, where softmax has exp(z).
     """
     odds = ssa_score(other, exponent, b) / ssa_score(relevant, exponent, b)
     return 1 / (1 + (n - 1) * odds)
@@ -75,7 +88,7 @@ def ssa_score(z: float, exponent: float, b: float) -> float:
 
 
 def fading_curves(options: FadingOptions) -> pd.DataFrame:
-    """A row for each rule and n: rule, n, weight."""
+    """Return a row for each rule and n: rule, n, weight."""
     n = np.unique(np.geomspace(10, 1e6, 6 if options.small else 51).round())
     multiplier = SCALE * np.log(n)
     rules = {"softmax": weight(n, options.gap), "SSMax": weight(n, options.gap, multiplier)}
@@ -106,11 +119,12 @@ def draw(frame: pd.DataFrame, gap: float) -> Figure:
 
 
 def findings(frame: pd.DataFrame, options: FadingOptions) -> str:
+    # Weights at powers of ten, and the numbers of the formulas below.
     shown = frame[frame["n"].isin([10**power for power in range(1, 7)])]
     table = shown.pivot(index="rule", columns="n", values="weight").loc[frame["rule"].unique()].map("{:.4f}".format)
     table.columns = pd.Index([f"n = {n:,}" for n in table.columns])
     slope = SCALE * options.gap
-    half = 1 + math.exp(options.gap)  # keys among which the relevant one has half of the weight
+    half = 1 + math.exp(options.gap)  # number of keys with which the relevant one has half of the weight
     return f"""
 ![weight of the relevant key by number of keys](fading.png)
 

@@ -1,5 +1,6 @@
-"""The folder of an experiment: figures, CSV files and a page, each of them complete or absent; and the runs of an
-experiment that trains networks, as a sweep in `runs/`, with their scores, which are kept while they are made.
+"""The folder of an experiment: figures, CSV files and a page, each of them complete or absent.
+
+Experiments that train networks have their runs as a sweep in `runs/`, and keep scores as soon as they are computed.
 """
 
 from __future__ import annotations
@@ -35,21 +36,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARK = "experiment.json"  # says that a folder is an experiment's, and of which
+MARK = "experiment.json"  # marks the folder of an experiment, and names it
 PAGE = "README.md"
-HELD_OUT = -1  # in place of a run's seed, which is at least 0, in the addresses of test tables
-FEWEST_SEEDS = 3  # for a claim
+HELD_OUT = -1  # replaces the seed in the addresses of test tables; those of runs are at least 0
+FEWEST_SEEDS = 3  # that a claim needs
 NO_CLAIM = f"No claim is made with fewer than {FEWEST_SEEDS} seeds."
 SMALL_FORM = "**Small form** (small=true): it shows that the experiment works, and decides nothing."
 
 Row = dict[str, object]
-Runs = dict[str, tuple[Row, Path]]  # by name: what rows of scores say of a run, and its folder
+Runs = dict[str, tuple[Row, Path]]  # by name: the columns that rows of scores have about a run, and its folder
 
 
 class Folder:
-    """The folder of an experiment, created if there is none.
+    """The folder of an experiment, which is created if it is missing.
 
-    Raises ConfigError if it holds anything but this experiment, or options that were made in Python are wrong.
+    Parameters
+    ----------
+    experiment : str
+        The name of the experiment.
+    options : dataclass
+        Its options, one of which is `folder`.
+
+    Raises
+    ------
+    ConfigError
+        If the folder holds anything other than this experiment, or if the options, made in Python, are wrong.
     """
 
     def __init__(self, experiment: str, options: Any) -> None:
@@ -76,13 +87,15 @@ class Folder:
         self.text(f"{name}.csv", frame.to_csv(index=False))
 
     def page(self, title: str, question: str, findings: str) -> None:
-        """Write README.md: what is asked, for readers who know no paper; what was found; and what was run."""
+        """Write README.md: the question, for readers who know no paper; the findings; and what was run."""
+        # The code that was run, with a mark if its configurations or priors were changed.
         version = versions()
         code = f"tabicl-train {version['tabicl-train']}"
         commit = git("rev-parse", "--short", "HEAD")
         if commit:
             changed = git("status", "--porcelain", "--", ".", ":/configs", ":/priors")
             code += f" (commit {commit}{', with changes that are not committed' if changed else ''})"
+
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:], *plugins.arguments(hashes=False)])
         settings = pd.DataFrame({"setting": self.options.keys(), "value": map(str, self.options.values())})
         paragraphs = [
@@ -101,31 +114,31 @@ class Folder:
 
 
 def what_else(path: Path, experiment: str) -> str | None:
-    """What a folder holds that is not of this experiment; None if there is nothing."""
+    """Return what a folder holds that does not belong to an experiment; None if there is nothing."""
     mark = Records(path).json(MARK)
     if mark is not None and mark.get("experiment") == experiment:
         return None
     if mark is not None:
         return f"the experiment {mark.get('experiment')}"
     for file in sorted(path.iterdir()):
-        return f"{file.name}, which is of no experiment"
+        return f"{file.name}, which does not belong to an experiment"
     return None
 
 
 def markdown(frame: pd.DataFrame, form: str = ".3f") -> str:
-    """A table of a page; Estimates have this form, other numbers that which the caller has given them."""
+    """Format a table for a page. `form` is the format of Estimates; other cells are converted to text."""
     header = [name if isinstance(name, str) else f"{name:,}" for name in frame]
     cells = frame.map(lambda cell: format(cell, form) if isinstance(cell, Estimate) else str(cell))
     return markdown_table(header, cells.to_numpy())
 
 
 def share(values: pd.Series) -> Estimate:
-    """The mean of shares, with its interval."""
+    """Return the mean of shares in [0, 1] with its interval."""
     return mean_interval(values.to_numpy(), 0.0, 1.0)
 
 
 def plot_estimates(axes: Axes, estimates: pd.Series, **style: Any) -> None:
-    """Draw a line of Estimates over their index, with a band of their intervals."""
+    """Draw Estimates against their index as a line, with their intervals as a band."""
     means = [estimate.mean for estimate in estimates]
     lows = [estimate.low for estimate in estimates]
     highs = [estimate.high for estimate in estimates]
@@ -134,15 +147,31 @@ def plot_estimates(axes: Axes, estimates: pd.Series, **style: Any) -> None:
 
 
 def setting_of_labels(key: str, labels: list[str]) -> str:
-    """The setting by which a sweep takes some labels only; in quotes, since a label may have spaces."""
+    """Return the setting that restricts a sweep to some labels, in quotes since a label may have spaces."""
     return f"{key}=" + ",".join(f'"{label}"' for label in labels)
 
 
 def trained_runs(settings: list[str], folder: Path) -> Runs:
-    """The runs of a grid, trained unless they are, in its order, the last parameter and then the seed varying fastest.
+    """Train the runs of a grid, unless they are trained already.
 
-    settings: as on the command line of tabicl-sweep; folder: of the sweep
-    Raises Preempted after a signal, and Failed if any run has failed.
+    Parameters
+    ----------
+    settings : list of str
+        As on the command line of tabicl-sweep.
+    folder : Path
+        The folder of the sweep.
+
+    Returns
+    -------
+    dict
+        The runs in the order of the grid, in which the seed varies fastest, and then the last parameter.
+
+    Raises
+    ------
+    Preempted
+        After a signal.
+    Failed
+        If any run has failed.
     """
     require_sweep_packages()
     from tabicl_train.sweep.plan import make_plan
@@ -168,19 +197,42 @@ def trained_runs(settings: list[str], folder: Path) -> Runs:
 def score_all(
     folder: Folder, runs: Runs, keys: list[str], tests: Iterable[tuple[Hashable, ...]], score: Callable[..., list[Row]]
 ) -> pd.DataFrame:
-    """EXPERIMENT.csv with the scores of all runs in all tests; those that it already holds are not made again.
+    """Score all runs in all tests, and keep the scores in EXPERIMENT.csv. Scores that it already holds are reused.
 
-    tests: for each, the values of `keys`
-    score: rows of a network, what is known of its run, and the values of a test; they get the column run and all these
-    Raises Preempted after a signal; the scores until then are kept.
+    Parameters
+    ----------
+    folder : Folder
+        The folder of the experiment.
+    runs : dict
+        The runs.
+    keys : list of str
+        Names of what tests differ in.
+    tests : iterable of tuple
+        For each test, the values of `keys`.
+    score : callable
+        `score(network, facts, *values)` returns the rows of a network in a test, given what is known about its run and
+        the values of `keys`. The rows also get the column run, the facts and the values.
+
+    Returns
+    -------
+    DataFrame
+        The rows of these runs and tests only.
+
+    Raises
+    ------
+    Preempted
+        After a signal; the scores until then are kept.
     """
+    # What is left to do.
     path = folder.path / f"{folder.experiment}.csv"
     keys = ["run", *keys]
     scores = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=keys)
     done = set(scores[keys].itertuples(index=False, name=None))
     wanted = [(name, *test) for name, test in itertools.product(runs, tests)]  # values of `keys`
     left = [values for values in wanted if values not in done]
-    network = functools.lru_cache(maxsize=1)(load_network)  # the tests of a run follow each other
+
+    # Score and write after each test. All tests of a run are together, so one network is in memory at a time.
+    network = functools.lru_cache(maxsize=1)(load_network)
     with watch_signals() as stop:
         for name, *test in tqdm(left, initial=len(wanted) - len(left), total=len(wanted), unit="table"):
             if stop.asked:
@@ -190,11 +242,26 @@ def score_all(
             rows = pd.DataFrame([head | row for row in score(network(str(run_dir)), facts, *test)])
             scores = pd.concat([scores, rows], ignore_index=True) if len(scores) else rows
             folder.csv(folder.experiment, scores)
-    # Without rows of earlier calls with other settings
+
+    # Leave out rows of earlier calls with other settings.
     is_wanted = pd.MultiIndex.from_frame(scores[keys]).isin(pd.MultiIndex.from_tuples(wanted, names=keys))
     return scores[is_wanted].reset_index(drop=True)
 
 
 def by_seed_and_table(rows: pd.DataFrame, column: str, table: str = "table") -> np.ndarray:
-    """A column of the scores of one kind of network, (seeds, tables); `table` is the column that tells tables apart."""
+    """Return a column of the scores of one kind of network, (seeds, tables).
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Its rows.
+    column : str
+        The column.
+    table : str, optional
+        The column that tells tables apart.
+
+    Returns
+    -------
+    ndarray of shape (seeds, tables)
+    """
     return rows.pivot_table(index="seed", columns=table, values=column).to_numpy(float)

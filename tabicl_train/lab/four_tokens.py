@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOKENS = ["policy", "raises", "wages", "jobs"]
-SEED, WIDTH, HEAD = 7, 6, 4  # of the example: width of a token, and values of the only head
-DIMS = (4, 16, 64, 256)  # values of a head, for the variance of scores
-BLOCKS, QUERIES, KEYS = 20, 100, 64  # random queries and keys for each of them
+SEED = 7
+WIDTH, HEAD = 6, 4  # width of a token, and elements of the only head
+DIMS = (4, 16, 64, 256)  # elements of a head for which the variance of scores is measured
+BLOCKS, QUERIES, KEYS = 20, 100, 64  # blocks of random queries, and queries and keys of each block
 
 QUESTION = """
 Each of four tokens asks which of the tokens up to itself matter to it. Three matrices make a query, a key and a value
@@ -46,16 +47,16 @@ class FourTokensOptions:
 
 @dataclass
 class HeadSteps:
-    """The arithmetic of one causal head: float64 arrays, a row for each token.
+    """The arithmetic of one causal head in float64 arrays with a row for each token.
 
     Parameters
     ----------
     q, k, v : ndarray
         Queries, keys and values, (4, 4).
     scores, divided : ndarray
-        q.k, and the same divided by the square root of 4, (4, 4).
+        q.k, and the same divided by sqrt(4), (4, 4).
     weights, context : ndarray
-        What the causal attention of this package makes of them, (4, 4).
+        Weights and output of the causal attention of this package, (4, 4).
     """
 
     q: np.ndarray
@@ -79,7 +80,7 @@ def run(options: FourTokensOptions) -> None:
 
 
 def compute_steps() -> HeadSteps:
-    """Draw tokens and matrices in the order of the example, and attend."""
+    """Draw the tokens and matrices of the example, and attend."""
     rng = np.random.default_rng(SEED)
     X = rng.normal(size=(len(TOKENS), WIDTH))
     q, k, v = (X @ (rng.normal(size=(WIDTH, HEAD)) / np.sqrt(WIDTH)) for _ in range(3))
@@ -95,13 +96,18 @@ def compute_steps() -> HeadSteps:
 
 
 def measure_variances(blocks: int) -> pd.DataFrame:
-    """Measure scores of independent normal queries and keys.
+    """Measure the scores of independent normal queries and keys.
+
+    Parameters
+    ----------
+    blocks : int
+        Number of blocks of random queries.
 
     Returns
     -------
     DataFrame
-        A row for each number d of values and each block: d, block, variance (of q.k), variance_divided (of
-        q.k / sqrt(d)), top (the mean largest softmax weight of 64 keys) and top_divided.
+        A row for each d, the number of elements of a head, and each block: d, block, variance (of q.k),
+        variance_divided (of q.k / sqrt(d)), top (mean of the largest softmax weight among 64 keys) and top_divided.
     """
     rows = []
     for d in DIMS:
@@ -125,7 +131,7 @@ def measure_variances(blocks: int) -> pd.DataFrame:
 
 
 def largest_weights(scores: np.ndarray) -> np.ndarray:
-    """Return the largest softmax weight of each row of scores (queries, keys), (queries,)."""
+    """Return the largest softmax weight of each query, (queries,), from scores (queries, keys)."""
     odds = np.exp(scores - scores.max(1, keepdims=True))
     return 1 / odds.sum(1)
 
@@ -133,6 +139,7 @@ def largest_weights(scores: np.ndarray) -> np.ndarray:
 def draw_steps(steps: HeadSteps) -> Figure:
     from matplotlib.figure import Figure
 
+    # Four pictures in a row, one for each step; all but the weights have the same scale of colors.
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     hidden = np.triu(np.ones_like(steps.weights, dtype=bool), 1)
     masked = np.where(hidden, np.nan, steps.divided)
@@ -144,6 +151,8 @@ def draw_steps(steps: HeadSteps) -> Figure:
             axes.imshow(values, cmap="Blues", vmin=0, vmax=1)
         else:
             axes.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
+
+        # Numbers in the cells, white on dark colors.
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
                 dark = abs(value) > 0.6 * (1 if title == "weights" else largest)
@@ -174,7 +183,7 @@ def draw_variances(variances: pd.DataFrame) -> Figure:
 
 
 def by_dim(variances: pd.DataFrame, column: str) -> pd.Series:
-    """Return the mean of a column over blocks, an Estimate for each d."""
+    """Return the mean of a column over blocks as an Estimate for each d."""
     means: dict[int, Estimate] = {}
     for d, rows in variances.groupby("d"):
         means[d] = mean_interval(rows[column].to_numpy())

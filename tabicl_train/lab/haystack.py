@@ -1,6 +1,6 @@
 """haystack: some queries need one row, others the mean of many; which scoring rules do both among 100,000 negatives?
 
-The task is lab/priors/haystack.py, and training is lab/configs/sweep/haystack.yaml, with all of its settings.
+The task is lab/priors/haystack.py, and lab/configs/sweep/haystack.yaml has all settings of the training.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tabicl_train.model.pack import Pack
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEATURES, NEEDLES, QUERIES = 2, 4, 64  # of a test table; training has as many features and needles
+FEATURES, NEEDLES, QUERIES = 2, 4, 64  # of a test table; training has the same numbers of features and needles
 NEGATIVES = [300, 1000, 3000, 10_000, 30_000, 100_000]  # of the tables that networks are tested on
 TABLES = 8  # tables for each number of negatives
-LONGEST = 972  # negatives of the longest table of training: 95 % of 1,024 rows, without the needles
-RULE = "QASSMax"  # which is compared with the others
-# Attention that is even over all rows tells which two classes most rows of the crowd have, but not where.
-EVEN = {"needle": 1 / NEEDLES, "crowd": 1 / 2}  # accuracy
+LONGEST = 972  # negatives of the longest training table: 95 % of 1,024 rows, without the needles
+RULE = "QASSMax"  # the rule that is compared with the others
+# Accuracy with attention that is even over all rows: it tells which two classes most rows of the crowd have, not where.
+EVEN = {"needle": 1 / NEEDLES, "crowd": 1 / 2}
 KINDS = {"needle": "one row decides", "crowd": "many rows decide", "entropy": "entropy of attention / log n"}
 SMALL = [
     "seed=0",
@@ -49,12 +49,12 @@ SMALL = [
 ]
 
 QUESTION = """
-Half of the query rows lie beside a needle, a single labeled row that tells their class. The other half lie in a crowd
-whose labels are noisy: 40 % of the rows around them have the class that is right, so that only the mean of many tells
-it. One degree of sharpness for all queries cannot be right for both. QASSMax has a gate by which each query chooses its
-own. Networks that differ only in their rule are trained on tables of 64 to 1,024 rows, and then predict among up to
-100,000 negatives. Two more networks take QASSMax without its gate on the query: with no gate at all, and with a gate of
-the same form on the output of attention, after its weights are chosen.
+Half of the query rows lie next to a needle, a single labeled row that tells their class. The other half lie in a crowd
+whose labels are noisy: 40 % of the rows around them have the right class, so only the mean of many rows tells it. One
+degree of sharpness for all queries cannot be right for both. QASSMax has a gate by which each query chooses its own.
+Networks that differ only in their rule are trained on tables of 64 to 1,024 rows, and then predict among up to 100,000
+negatives. Two more networks have QASSMax without its gate on the query: one has no gate at all, the other a gate of the
+same form on the output of attention, after its weights are chosen.
 """
 
 
@@ -85,7 +85,10 @@ def run(options: HaystackOptions) -> None:
 
 
 def score_runs(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.DataFrame:
-    """A row for each run and test table: run, negatives, table, rule, seed, needle, crowd and entropy."""
+    """Return a row for each run and test table: run, negatives, table, rule, seed, needle, crowd and entropy.
+
+    needle and crowd are the accuracies of the query rows next to a needle and in the crowd.
+    """
     prior = build_prior("haystack", needles=NEEDLES)
 
     def score_one(network: TabICL, _: Row, negatives: int, number: int) -> list[Row]:
@@ -107,7 +110,7 @@ def score_runs(folder: Folder, runs: Runs, negatives: list[int], tables: int) ->
 
 
 def leads_of_qassmax(scores: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Compute QASSMax minus each other rule on the same tables, arranged as by `summary`."""
+    """Return QASSMax minus each other rule on the same tables, arranged as in `summary`."""
     means = {}
     for negatives, rows in scores.groupby("negatives"):
         values = {rule: by_seed_and_table(rows_of_rule, column) for rule, rows_of_rule in rows.groupby("rule")}
@@ -133,6 +136,8 @@ def draw(scores: pd.DataFrame) -> Figure:
 
 def findings(scores: pd.DataFrame) -> str:
     seeds = scores["seed"].nunique()
+
+    # Two tables for each kind of queries, and for the entropy.
     sections = []
     for column, title in KINDS.items():
         gaps = leads_of_qassmax(scores, column).reset_index()

@@ -14,7 +14,7 @@ __all__ = ["IdentityStart", "IdentityStartConfig"]
 
 @dataclass
 class IdentityStartConfig(TabICLConfig):
-    """Settings of IdentityStart, those of a TabICL."""
+    """Settings of IdentityStart, which are those of a TabICL."""
 
     family: str = "identity_start"
     """The name of the network; it tells its checkpoints from others."""
@@ -28,7 +28,11 @@ class IdentityStartConfig(TabICLConfig):
 
 
 class IdentityStart(TabICL):
-    """A TabICL whose base multipliers of QASSMax start at 1; random MLPs give them any sign and size."""
+    """A TabICL whose base multipliers of QASSMax start at 1 for every number of rows.
+
+    QASSMax (arXiv 2602.11139) multiplies queries by base(log n) * gate(q). The last layer of the MLP base starts with
+    zero weights and a bias of one here; random weights give base multipliers of any sign and size.
+    """
 
     config: IdentityStartConfig
 

@@ -1,13 +1,14 @@
-"""What attention does in a network at work: its entropy, its largest weight, the gaps between its logits, and the
-multipliers of its queries, at the two sites where rows are keys.
+"""Measurements of attention while a network predicts: entropy, largest weight, logit gap, and multipliers of queries.
+
+They are taken in the two stages where rows are keys:
 
 column   the inducing points of a column attend to its labeled cells
 icl      in in-context learning, all rows of a table attend to its labeled rows
 
 Queries and keys are recorded while the network predicts, see model/recording.py. Logits are computed in blocks of
-queries, in float64, and never kept.
+queries, in float64, and not stored.
 
-Q queries, K keys, H heads, d elements of a head, n labeled rows.
+Shapes: Q queries, K keys, H heads, d elements of a head, n labeled rows.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import INDUCING, QUERY, Sequence, attention_layers, logits, recorded
 from tabicl_train.model.tabicl import TabICL
 
-ROWS = 256  # queries of each kind that are measured of a table in in-context learning
-POINTS = 16  # inducing points that are measured of a column
+ROWS = 256  # queries of each kind of a table that are measured in in-context learning
+POINTS = 16  # inducing points of a column that are measured
 BLOCK = 2**21  # logits that are computed at once, 16 MB in float64
 
 
@@ -40,7 +41,7 @@ class Site(NamedTuple):
 
 
 def sites(model: TabICL) -> list[Site]:
-    """The layers in which rows are keys, in the order of a forward pass; raises ConfigError without any."""
+    """Return the layers in which rows are keys, in the order of a forward pass; raises ConfigError without any."""
     layers = []
     for name, attention in attention_layers(model).items():
         stage, _, layer = name.partition(".")
@@ -49,11 +50,16 @@ def sites(model: TabICL) -> list[Site]:
 
 
 class WeightStatistics(NamedTuple):
-    """Statistics of the weights that each query has over its keys, float64 (Q, H) each.
+    """Statistics of the weights w of each query over its K keys, float64 (Q, H) each.
 
-    entropy: -sum w log w, divided by log K, which even weights would have; nan for a single key
-    top: the largest weight
-    gap: the largest logit minus the mean of all
+    Parameters
+    ----------
+    entropy : Tensor
+        -sum w log w, divided by log K, the entropy of equal weights; nan for a single key.
+    top : Tensor
+        The largest weight.
+    gap : Tensor
+        The largest logit minus the mean of all logits.
     """
 
     entropy: Tensor
@@ -83,9 +89,23 @@ def statistics_of_logits(z: Tensor) -> WeightStatistics:
 
 
 def query_multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
-    """The factors of the queries for n keys: base (H, 1 or d), and gate (Q, H, 1 or d); None where there is none.
+    """Return the factors by which the scaling rule multiplies queries for n keys.
 
-    With signed averaging, the base is its factor b, whatever n.
+    Parameters
+    ----------
+    attention : Attention
+        The layer.
+    projected : Tensor
+        Queries before the scaling, (Q, H, d).
+    n : int
+        Number of keys.
+
+    Returns
+    -------
+    base : Tensor or None
+        The factor that depends on n, (H, 1) or (H, d). For signed averaging its factor b, which does not.
+    gate : Tensor or None
+        The factor that depends on the query, (Q, H, 1) or (Q, H, d).
     """
     scaling = attention.ssmax_layer
     if scaling is None:
@@ -101,32 +121,46 @@ COLUMNS = (
     *("stage", "layer", "queries", "head", "n", "measured", "entropy", "top_weight", "gap_mean"),
     *("base_largest", "gate_mean"),
 )
-"""Columns of `measure`. A row is a layer, a kind of queries and a head.
+"""Columns of `measure`. A row is about a layer, a kind of queries and a head.
 
-queries       inducing points, labeled rows or query rows
-n             labeled rows, which are the keys
-measured      queries over which the row's numbers are averaged
-entropy, top_weight, gap_mean      means of WeightStatistics
-base_largest                       |base(n)|, the largest element of the head
-gate_mean                          of the gate over queries and elements
+queries                        inducing points, labeled rows or query rows
+n                              number of labeled rows, which are the keys
+measured                       number of queries that the row averages over
+entropy, top_weight, gap_mean  means of WeightStatistics
+base_largest                   largest |base(n)| over the elements of the head
+gate_mean                      mean of the gate over queries and elements
 
-Multipliers are nan where the layer's rule has none.
+Multipliers are nan if the rule of the layer has none.
 """
 
 
 @torch.no_grad()
 def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points: int = POINTS) -> pd.DataFrame:
-    """The instruments at every site while `predict` runs a table through the model; columns as in COLUMNS.
+    """Measure attention in every layer where rows are keys while a function predicts a table.
 
-    rows, points: queries that are measured, a random sample: of each kind in in-context learning, and of the inducing
-        points of each column
+    Parameters
+    ----------
+    model : TabICL
+        The network.
+    predict : callable
+        A function without arguments that runs a table through the network.
+    rows : int, optional
+        Size of the random sample of each kind of queries in in-context learning.
+    points : int, optional
+        Size of the random sample of the inducing points of each column.
+
+    Returns
+    -------
+    DataFrame
+        The columns are COLUMNS.
     """
     generator = torch.Generator().manual_seed(0)
-    # By stage, layer and kind of queries: for each sequence, the measures of its queries (Q, H); and what is the same
-    # for all queries
+
+    # By stage, layer and kind of queries: measures of the queries of each sequence, (Q, H); the number of keys; and the
+    # largest base multiplier of each head, which is the same for all queries.
     measured: dict[tuple, list[dict[str, Tensor]]] = defaultdict(list)
     labeled: dict[tuple, int] = {}
-    largest_bases: dict[tuple, list[float]] = {}  # of each head
+    largest_bases: dict[tuple, list[float]] = {}
 
     def watch(site: Site, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -146,12 +180,14 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
 
     with recorded({site: site.attention for site in sites(model)}, watch):
         predict()
+
+    # Means over all queries, for each head.
     table = []
     for key, measures in measured.items():
-        count = sum(len(of_sequence["entropy"]) for of_sequence in measures)
-        means = {}  # of each head, over all queries
+        count = sum(len(sequence["entropy"]) for sequence in measures)
+        means = {}
         for name in ("entropy", "top", "gap", "gate"):
-            means[name] = torch.cat([of_sequence[name] for of_sequence in measures]).mean(0).tolist()
+            means[name] = torch.cat([sequence[name] for sequence in measures]).mean(0).tolist()
         for head, base in enumerate(largest_bases[key]):
             weight_means = (means["entropy"][head], means["top"][head], means["gap"][head])
             table.append((*key, head, labeled[key], count, *weight_means, base, means["gate"][head]))
@@ -159,9 +195,23 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
 
 
 def predict_with_entropy(model: TabICL, pack: Pack, queries: int) -> tuple[Tensor, float]:
-    """Predict a pack -> its logits, and the mean entropy of the attention of its query rows over log n.
+    """Predict a pack, and measure the entropy of the attention of its query rows.
 
-    queries: how many query rows are measured, of each table
+    Parameters
+    ----------
+    model : TabICL
+        The network.
+    pack : Pack
+        The tables.
+    queries : int
+        Number of query rows of each table that are measured.
+
+    Returns
+    -------
+    logits : Tensor
+        (query rows, C)
+    entropy : float
+        Mean over log n of the entropy in in-context learning.
     """
     predictions: list[Tensor] = []
     measures = measure(model, lambda: predictions.append(model(pack)), rows=queries, points=1)

@@ -1,4 +1,4 @@
-"""invariances: what the architecture of TabICL promises of any weights, and what inducing points save."""
+"""invariances: what the architecture of TabICL guarantees for any weights, and what inducing points save."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEEDS = 5  # networks with random weights
 ROWS, LABELED, FEATURES = 60, 40, 6  # of the table that they predict
-WIDTH, HEADS, INDUCING = 128, 4, 128  # of the column stage of TabICL, arXiv 2502.05564
+WIDTH, HEADS, INDUCING = 128, 4, 128  # column stage of TabICL (arXiv 2502.05564)
 LENGTHS = (300, 1000, 3000, 10_000)  # rows of a column
 REPEATS = 3
 CLAIMS = {
@@ -73,7 +73,7 @@ def run(options: InvariancesOptions) -> None:
 def measure_changes(seed: int) -> dict[str, float]:
     """Return the largest change of a logit in each of CLAIMS, divided by the standard deviation of the logits."""
     torch.manual_seed(seed)
-    # As TabICL, each feature is a group by itself: circular groups of three depend on the order anyway.
+    # As in TabICL, each feature is a group of its own. Circular groups of three would depend on the order anyway.
     config = TabICLConfig(
         embed_dim=32,
         col_num_blocks=2,
@@ -86,6 +86,8 @@ def measure_changes(seed: int) -> dict[str, float]:
         icl_num_heads=4,
     )
     network = TabICL(config).eval()
+
+    # A random table, and other orders of its labeled rows and features.
     X = torch.randn(ROWS, FEATURES)
     y = torch.randint(0, config.max_classes, (ROWS,))
     rows = torch.randperm(LABELED)
@@ -102,23 +104,24 @@ def measure_changes(seed: int) -> dict[str, float]:
     def change(found: Tensor, expected: Tensor) -> float:
         return ((found - expected).abs().max() / spread).item()
 
+    # The claims, one after the other.
     found = {"seed": float(seed)}
     shuffled = torch.cat([X[:LABELED][rows], X[LABELED:]])
     found["labeled rows"] = change(predict(shuffled, torch.cat([y[:LABELED][rows], y[LABELED:]])), expected)
     alone = []
     for row in range(LABELED, ROWS):
-        of_row = torch.cat([X[:LABELED], X[row : row + 1]])
-        alone.append(predict(of_row, y[: LABELED + 1]))
+        with_one_query = torch.cat([X[:LABELED], X[row : row + 1]])
+        alone.append(predict(with_one_query, y[: LABELED + 1]))
     found["query rows"] = change(torch.cat(alone), expected)
     found["with positions"] = change(predict(X[:, features], y), expected)
-    network.row_interactor.tf_row["rope"].freqs.zero_()  # no pair is rotated, so all positions are alike
+    network.row_interactor.tf_row["rope"].freqs.zero_()  # nothing is rotated, so all positions are equal
     found["without positions"] = change(predict(X[:, features], y), predict(X, y))
     return found
 
 
 @torch.no_grad()
 def measure_times(lengths: tuple[int, ...]) -> list[dict[str, float]]:
-    """Measure one column: full self-attention of n rows, and attention to and from inducing points."""
+    """Time full self-attention of the n rows of one column, and attention to and from inducing points."""
     rows = []
     for n in lengths:
         x = torch.randn(1, HEADS, n, WIDTH // HEADS)
@@ -138,7 +141,7 @@ def measure_times(lengths: tuple[int, ...]) -> list[dict[str, float]]:
 
 
 def seconds(function: Callable[[], None]) -> float:
-    """Return the CPU seconds of a call, after one that allocates."""
+    """Return the CPU seconds of a call, after one call that allocates."""
     function()
     started = time.process_time()
     function()
@@ -159,11 +162,14 @@ def draw(times: pd.DataFrame) -> Figure:
 
 
 def findings(changes: pd.DataFrame, times: pd.DataFrame) -> str:
+    # Changes of logits, a row for each claim.
     rows = []
     for name, title in CLAIMS.items():
         mean = mean_interval(changes[name].to_numpy(), 0.0)
         rows.append([title, f"{mean:.2g}", f"{changes[name].max():.2g}"])
     table = pd.DataFrame(rows, columns=["what differs", "largest change of a logit", "in the worst network"])
+
+    # What inducing points save, counted in scores and measured. Ratios of times are averaged as logarithms.
     saved = []
     for n, own in times.groupby("n"):
         counted_ratio = own["scores_full"].iloc[0] / own["scores_induced"].iloc[0]

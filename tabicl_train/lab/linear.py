@@ -1,6 +1,6 @@
 """linear: transformers with softmax and with SSA predict linear functions and points larger than those of training.
 
-The task is lab/priors/linear_functions.py, and training is lab/configs/sweep/linear.yaml, with all of its settings.
+The task is lab/priors/linear_functions.py, and lab/configs/sweep/linear.yaml has all settings of the training.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tabicl_train.model.pack import Pack
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KNOWN = 2  # rows that tell a linear function; errors are of those after them
-# The highest error at sigma 1 of the trained networks of the paper's table 1, CosFormer's; the closed form has none.
+KNOWN = 2  # rows that determine a linear function; errors are those of the rows after them
+# A network has learned the task if its error at sigma 1 is at most the highest of the paper's table 1, CosFormer's.
 LEARNED = 2e-4
-CLAIM = 0.5  # the paper's SSA has at most this share of softmax's squared error, from SHIFT on
+CLAIM = 0.5  # the largest share of softmax's squared error that the paper's SSA has from SHIFT on
 PAPER = {  # squared errors at sigma 1 to 10, tables 1 and 4 of arXiv 2508.14685
     "softmax, with MLP": "8e-05 3e-04 6e-03 0.42 1.62 3.84 9.42 13.51 27.99 45.35",
     "SSA, with MLP": "4e-05 3e-04 1e-03 0.02 0.02 0.15 1.24 1.04 2.74 8.5",
@@ -35,7 +35,7 @@ PAPER = {  # squared errors at sigma 1 to 10, tables 1 and 4 of arXiv 2508.14685
 }
 KEYS = ["input_sigma", "sigma", "deviant"]
 NORMAL = dict.fromkeys(KEYS, 1)  # as in training
-FAR = (30, 100)  # further scales, of the points or of the functions, for boundary values
+FAR = (30, 100)  # further scales of the points or of the functions, to find boundary values
 PLACES = {
     "as in training": NORMAL,
     "functions, sigma 5": NORMAL | {"sigma": sequences.SHIFT},
@@ -80,7 +80,8 @@ def run(options: LinearOptions) -> None:
         sigmas = sequences.SIGMAS
         far = FAR
         deviants = sequences.DEVIANTS
-    # Values of KEYS: the scale of the points, that of the functions, and the factor of the first point
+
+    # Tests are values of KEYS: the scale of the points, the scale of the functions, and the factor of the first point.
     tests = list(itertools.product(sigmas, sigmas, [1]))
     for scale in far:
         tests += [(scale, 1, 1), (1, scale, 1)]
@@ -100,6 +101,7 @@ def run(options: LinearOptions) -> None:
             "bound": limit,
         }
 
+    # Train and score. The figures: errors by scale, largest outputs, and errors with one deviant point.
     scores = sequences.scored_networks(folder, options, variations, KEYS, tests, errors)
     near = scores[scores[KEYS].max(axis=1) <= max(sigmas)]
     folder.figure("linear", sequences.heat_maps(near[near["deviant"] == 1], "input_sigma", {"error": ""}, True))
@@ -113,9 +115,10 @@ def run(options: LinearOptions) -> None:
 
 @torch.no_grad()
 def bound(network: Network) -> float:
-    """The largest output that the last LayerNorm allows: its values have mean 0 and norm sqrt(width) before weights.
+    """Return the largest output that the last LayerNorm allows; inf without that LayerNorm.
 
-    It is infinite without that LayerNorm.
+    Before its weights g and biases b, a LayerNorm of width E gives vectors with mean 0 and norm sqrt(E). With weights w
+    and a bias c of the linear layer, the output is at most sqrt(E) |w g - mean(w g)| + |w b + c|.
     """
     norm, linear = network.head
     if isinstance(norm, nn.Identity):
@@ -125,7 +128,7 @@ def bound(network: Network) -> float:
 
 
 def boundary(scores: pd.DataFrame) -> Figure:
-    """The largest output by the scale of the functions, and of the points, with the largest value and the bounds."""
+    """Draw the largest output by the scale of functions and of points, with the largest value and the bounds."""
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
         single_points = sequences.rows_where(rows, deviant=1)
@@ -177,7 +180,7 @@ and runs/ the runs.
 
 
 def by_sigma(scores: pd.DataFrame) -> str:
-    """Our means and the paper's, a row for each kind of network."""
+    """Return a table of our mean errors and the paper's, with a row for each kind of network."""
     sigmas = sorted(scores["sigma"].unique())
     rows = []
     for (variation, rule), rows_of_rule in scores.groupby(["variation", "rule"], sort=False):
@@ -190,13 +193,13 @@ def by_sigma(scores: pd.DataFrame) -> str:
 
 
 def verdict(scores: pd.DataFrame) -> str:
-    """Whether the paper's claim holds here, for each kind of network."""
+    """Return whether the paper's claim holds here, for each kind of network."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     result = []
     for variation, rows in sequences.rows_where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
         shifted = rows[rows["sigma"].between(sequences.SHIFT, max(sequences.SIGMAS))]
-        # SSA's error minus the claimed share of softmax's, by sigma
+        # SSA's error minus the claimed share of softmax's, by sigma.
         means = {sigma: sequences.contrast(some_rows, "error", CLAIM) for sigma, some_rows in shifted.groupby("sigma")}
         below = [sigma for sigma, mean in means.items() if mean.high < 0]
         above = [sigma for sigma, mean in means.items() if mean.low > 0]

@@ -1,7 +1,7 @@
-"""long_rows: networks trained on up to 2,048 rows, fixed or growing, on tables of up to 32,768 labeled rows.
+"""long_rows: networks trained on up to 2,048 rows, fixed or growing, tested on up to 32,768 labeled rows.
 
-Training is lab/configs/sweep/long_rows.yaml, with the curricula fixed_long, growing_long and fixed_short. It is the
-experiment `curriculum` with longer tables, the network of demo_long, QASSMax that starts at 1, and entropy.
+They are trained by lab/configs/sweep/long_rows.yaml, with the curricula fixed_long, growing_long and fixed_short. The
+experiment differs from `curriculum` in longer tables, the network of demo_long, QASSMax that starts at 1, and entropy.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LONGEST = 2048  # rows of the longest tables of training, of which at most 1,638 are labeled
+LONGEST = 2048  # rows of the longest training tables; at most 1,638 of them are labeled
 FACTORS = (1, 2, 4, 8, 16)
 TABLES = 8  # each takes half a CPU minute (16 s on two cores), most of it for 32,768 rows
 FIXED, GROWING, SHORT = CURRICULA = "fixed_long", "growing_long", "fixed_short"  # lab/configs/curriculum
 RULES = ("softmax", "SSMax", "QASSMax", "QASSMax from 1")  # labels of the sweep
 STYLES = {FIXED: "o--", GROWING: "o-", SHORT: "o:"}
-RULE = "QASSMax"  # which is compared with the others
+RULE = "QASSMax"  # the rule that is compared with the others
 SMALL = [
     "seed=0",
     *(
@@ -59,8 +59,8 @@ Is it worthwhile to grow the tables of training? With the same amount of arithme
 only (fixed_long), tables that grow up to 2,048 rows (growing_long), or tables of 512 rows only (fixed_short). Then they
 predict tables with up to 32,768 labeled rows, under different rules of attention: softmax; SSMax, which multiplies
 scores by log n; QASSMax, which multiplies queries by learned functions of log n and of the query; and QASSMax whose
-learned function of log n starts at 1. Scores are log losses, where lower is better, beside that of the class
-frequencies of the labeled rows; and the entropy of attention over log n, which is 1 if all rows have equal weights.
+learned function of log n starts at 1. There are two scores: the log loss, where lower is better, compared with that of
+the class frequencies of the labeled rows; and the entropy of attention over log n, which is 1 if all weights are equal.
 """
 
 
@@ -93,7 +93,7 @@ def run(options: LongRowsOptions) -> None:
     rules = setting_of_labels("rule", options.rules)
     settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
     trained = trained_runs(["sweep=long_rows", curricula, rules, *settings], folder.path / "runs")
-    # A single curriculum is a setting of the sweep, and not a parameter that its runs name.
+    # A single curriculum is a setting of the sweep rather than a parameter, so its runs do not name it.
     runs = {
         name: ({"curriculum": options.curricula[0], **facts}, run_dir) for name, (facts, run_dir) in trained.items()
     }
@@ -120,7 +120,7 @@ def run(options: LongRowsOptions) -> None:
 
 
 def score_queries(network: TabICL, X, y, n: int) -> Row:
-    """Log loss of the query rows after n labeled rows, and the mean entropy of their attention."""
+    """Return the log loss of the query rows, given the n labeled rows before them, and their mean entropy."""
     pack = Pack.of([(X, y, n)])
     logits, entropy = predict_with_entropy(network, pack, QUERIES)
     log_p = logits.log_softmax(-1)
@@ -136,11 +136,14 @@ def score_values(scores: pd.DataFrame, curriculum: str, rule: str, n: int, colum
 def draw(scores: pd.DataFrame, guesses: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
+    # A color for each rule, a style for each curriculum.
     figure = Figure(figsize=(13, 8), layout="constrained")
     (loss, slope), (entropy, change) = figure.subplots(2, 2)
     lengths = sorted(scores["n"].unique())
     rules = list(scores["rule"].unique())
     colors = {rule: f"C{number}" for number, rule in enumerate(rules)}
+
+    # Log loss, its change with the number of labeled rows, and entropy, a line for each kind of network.
     kinds = list(itertools.product(scores["curriculum"].unique(), rules))
     for number, (curriculum, rule) in enumerate(kinds):
         look = {"color": colors[rule], "label": f"{rule}, {curriculum}"}
@@ -150,11 +153,15 @@ def draw(scores: pd.DataFrame, guesses: pd.DataFrame) -> Figure:
         entropy.plot(lengths, [values.mean() for values in entropies], STYLES[curriculum], **look)
         slopes = [mean_interval(longer - losses[0]) for longer in losses[1:]]
         plot_bars(slope, lengths[1:], slopes, (number, len(kinds)), fmt=STYLES[curriculum], **look)
+
+    # What growing rows change compared with each other curriculum.
     pairs = list(itertools.product(compared_with_growing(scores), rules))
     for number, (other, rule) in enumerate(pairs):
         changes = [mean_interval(growing_minus(scores, other, rule, n)) for n in lengths]
         look = {"color": colors[rule], "label": f"{rule}, minus {other}"}
         plot_bars(change, lengths, changes, (number, len(pairs)), fmt="o-", **look)
+
+    # Titles, lines at zero and axes.
     loss.plot(lengths, guesses.mean(), "k:", label="class frequencies")
     loss.set(title="log loss")
     slope.set(title=f"log loss, minus that with {lengths[0]:,} labeled rows")
@@ -175,28 +182,34 @@ def draw(scores: pd.DataFrame, guesses: pd.DataFrame) -> Figure:
 
 
 def plot_bars(axes: Axes, lengths: list[int], estimates: list[Estimate], place: tuple[int, int], **look) -> None:
-    """Plot means with their intervals as bars, which stand beside those of other lines: `place` is number and count."""
+    """Plot means with their intervals as bars.
+
+    `place` is the number of the line and the number of all lines: their bars at one length spread over a factor of 1.25
+    on the logarithmic axis, so as not to overlap.
+    """
     number, count = place
-    beside = 1.25 ** ((number + 0.5) / count - 0.5)
+    shift = 1.25 ** ((number + 0.5) / count - 0.5)
     means = np.array([estimate.mean for estimate in estimates])
     bars = np.array([[estimate.mean - estimate.low, estimate.high - estimate.mean] for estimate in estimates]).T
-    axes.errorbar(np.array(lengths) * beside, means, bars, linewidth=1, markersize=4, capsize=2, **look)
+    axes.errorbar(np.array(lengths) * shift, means, bars, linewidth=1, markersize=4, capsize=2, **look)
 
 
 def compared_with_growing(scores: pd.DataFrame) -> list[str]:
-    """Return the other curricula, if growing rows are among them."""
+    """Return the curricula that growing rows are compared with; none if growing rows are not among the curricula."""
     curricula = list(scores["curriculum"].unique())
     return [name for name in curricula if name != GROWING] if GROWING in curricula else []
 
 
 def growing_minus(scores: pd.DataFrame, other: str, rule: str, n: int) -> np.ndarray:
-    """Return what growing rows change of the log loss at one length beside another curriculum, (seeds, tables)."""
+    """Return the log loss with growing rows minus that with another curriculum, at one length, (seeds, tables)."""
     return score_values(scores, GROWING, rule, n, "log_loss") - score_values(scores, other, rule, n, "log_loss")
 
 
 def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
     lengths = sorted(scores["n"].unique())
     rules = list(scores["rule"].unique())
+
+    # By rule and curriculum: log loss, the same minus that of guessing and that at the shortest length, and entropy.
     losses = [["class frequencies", "", *(mean_interval(guesses[n].to_numpy()) for n in lengths)]]
     leads = []
     slopes = []
@@ -210,14 +223,18 @@ def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
         by_length = [score_values(scores, curriculum, rule, n, "entropy") for n in lengths]
         change = f"{mean_interval(by_length[-1] - by_length[0]):+.3f}"
         entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in by_length), change])
+
+    # What growing rows change, and how much more they change for QASSMax than for each other rule.
     changes = []
     more_than_others = []
     for other, rule in itertools.product(compared_with_growing(scores), rules):
-        of_rule = {n: growing_minus(scores, other, rule, n) for n in lengths}
-        changes.append([rule, other, *map(mean_interval, of_rule.values())])
+        change_by_length = {n: growing_minus(scores, other, rule, n) for n in lengths}
+        changes.append([rule, other, *map(mean_interval, change_by_length.values())])
         if RULE in rules and rule != RULE:
-            more = [growing_minus(scores, other, RULE, n) - of_rule[n] for n in lengths]
+            more = [growing_minus(scores, other, RULE, n) - change_by_length[n] for n in lengths]
             more_than_others.append([rule, other, *map(mean_interval, more)])
+
+    # A section with a table for each of them.
     columns = [f"n = {n:,}" for n in lengths]
     kind = ["rule", "curriculum"]
     pair = ["rule", "minus"]
@@ -251,5 +268,5 @@ and runs/ the runs. A longer version of a table has the same query rows, and the
 
 
 def titled_table(title: str, names: list[str], rows: list[list], form: str = "+.3f") -> str:
-    """A title and its table; differences have signs."""
+    """Return a title and its table; by default numbers have signs, as for differences."""
     return f"{title}:\n\n{markdown(pd.DataFrame(rows, columns=names), form)}"

@@ -1,6 +1,6 @@
 """needle: small networks of each scoring rule, trained on short tables, look for one row among more and more negatives.
 
-The task is lab/priors/needle.py, and training is lab/configs/sweep/needle.yaml, with all of its settings.
+The task is lab/priors/needle.py, and lab/configs/sweep/needle.yaml has all settings of the training.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has as many features and needles
+FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has the same numbers of features and needles
 NEGATIVES = [100, 300, 1000, 3000, 10000, 15000, 30000]  # of the tables that networks are tested on
 TABLES = 12  # tables for each number of negatives
-LONGEST = 224  # negatives of the longest table of training: 95 % of 240 rows, without the needles
-CLAIM = 15_000  # negatives at which the paper's claim is made
+LONGEST = 224  # negatives of the longest training table: 95 % of 240 rows, without the needles
+CLAIM = 15_000  # number of negatives in the paper's claim
 
 QUESTION = """
 Each table is a haystack: all of its labeled rows but four are negatives, which lie in a crowd and share a class. The
-four others, the needles, lie outside of the crowd, in different directions, and each has a class of its own. The row to
-be classified lies beside one of the needles, so a single labeled row tells its class, however many negatives there
-are. Small networks that differ only in how they turn scores into attention weights learn this on tables with at most
-224 negatives. Who still finds the needle among thousands? A network that no longer finds it answers with the class of
-the negatives, and is right in one case of four.
+four others, the needles, lie outside the crowd, in different directions, and each has a class of its own. The row to be
+classified lies next to one of the needles, so a single labeled row tells its class, however many negatives there are.
+Small networks that differ only in how they turn scores into attention weights learn this on tables with at most 224
+negatives. Which of them still find the needle among thousands? A network that no longer finds it answers with the class
+of the negatives, and is right in one case of four.
 """
 
 
@@ -82,7 +82,7 @@ def run(options: NeedleOptions) -> None:
 
 
 def score_runs(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.DataFrame:
-    """A row for each run and test table: run, negatives, table, rule, seed, accuracy, entropy."""
+    """Return a row for each run and test table: run, negatives, table, rule, seed, accuracy, entropy."""
     prior = build_prior("needle", needles=NEEDLES)
 
     def score_one(network: TabICL, _: Row, negatives: int, number: int) -> list[Row]:
@@ -98,7 +98,7 @@ def score_runs(folder: Folder, runs: Runs, negatives: list[int], tables: int) ->
 
 
 def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Compute means of shares with intervals: a row for each rule, a column for each number of negatives."""
+    """Return means of shares with intervals: a row for each rule, a column for each number of negatives."""
     means = {}
     for key, rows in scores.groupby(["rule", "negatives"]):
         means[key] = mean_interval(by_seed_and_table(rows, column), 0, 1)
@@ -106,14 +106,14 @@ def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def unstacked(means: dict, scores: pd.DataFrame) -> pd.DataFrame:
-    """Arrange means by (rule, negatives) as rows and columns, rules in the order of the scores."""
+    """Arrange means by (rule, negatives) in rows and columns, with the rules in the order of the scores."""
     frame = pd.Series(list(means.values()), pd.MultiIndex.from_tuples(means), dtype=object).unstack()
     rules = [rule for rule in scores["rule"].unique() if rule in frame.index]
     return frame.reindex(rules).rename_axis("rule")
 
 
 def leads_over_first(scores: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy of each rule minus that of the first one on the same tables, as `summary`."""
+    """Return the accuracy of each rule minus that of the first one on the same tables, arranged as in `summary`."""
     first, *others = scores["rule"].unique()
     means = {}
     for negatives, rows in scores.groupby("negatives"):
@@ -124,7 +124,7 @@ def leads_over_first(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_shares(axes: Axes, scores: pd.DataFrame, column: str, longest: int) -> None:
-    """Draw the means of each rule by the number of negatives, of which training had up to `longest`."""
+    """Draw the means of each rule by the number of negatives, with numbers above those of training in gray."""
     for rule, means in summary(scores, column).iterrows():
         plot_estimates(axes, means, label=rule)
     most = scores["negatives"].max()
@@ -147,6 +147,7 @@ def draw(scores: pd.DataFrame) -> Figure:
 
 
 def findings(scores: pd.DataFrame) -> str:
+    # Tables with a row for each rule; the differences are those from the first rule.
     means = summary(scores, "accuracy")
     gaps = leads_over_first(scores)
     entropies = summary(scores, "entropy")
@@ -167,7 +168,7 @@ Accuracy minus that of {first}, on the same tables:
 {verdict(means, gaps, scores["seed"].nunique())}
 
 Entropy of the attention of the rows to be classified, over log n, mean over the layers and heads of in-context
-learning: 0 if it looks at one row, 1 if at all rows alike.
+learning: 0 if all weight is on one row, 1 if all rows have equal weights.
 
 {markdown(entropies.rename_axis("rule").reset_index())}
 
@@ -177,15 +178,15 @@ needle.csv has the scores of each run and table, and runs/ the runs.
 
 
 def verdict(means: pd.DataFrame, gaps: pd.DataFrame, seeds: int) -> str:
-    """A sentence for each rule whose difference from the first one at the number of the claim excludes zero."""
+    """Return a sentence for each rule about its difference from the first one among CLAIM negatives."""
     if seeds < FEWEST_SEEDS:
         return NO_CLAIM
     first = means.index[0]
-    of_first = f"{first} in {means.loc[first, CLAIM].mean:.1%}"
+    share_of_first = f"{first} in {means.loc[first, CLAIM].mean:.1%}"
     lines = []
     for rule, gap in gaps[CLAIM].items():
-        of_rule = f"{rule} is right in {means.loc[rule, CLAIM].mean:.1%} of the cases"
+        share_of_rule = f"{rule} is right in {means.loc[rule, CLAIM].mean:.1%} of the cases"
         conclusion = "a difference whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
-        lines.append(f"- {of_rule}, {of_first}: {conclusion}.")
+        lines.append(f"- {share_of_rule}, {share_of_first}: {conclusion}.")
     size = "This ranks the rules for networks of width 16 with two in-context layers; larger ones may fail later."
     return "\n".join([f"Among {CLAIM:,} negatives:", "", *lines, "", size])

@@ -1,9 +1,9 @@
 """A TabICL with a gate on the output of in-context attention, to compare with QASSMax's gate on the query.
 
 The gate of QASSMax (arXiv 2602.11139) multiplies the query, so it changes the weights of attention. This one has the
-same form, 1 + tanh(MLP(q)), and multiplies what attention returns, after the weights are chosen.
+same form, 1 + tanh(MLP(q)), and multiplies the output of attention, after the weights are chosen.
 
-Q queries, H heads, d values of a head, D row representation.
+Shapes: Q queries, H heads, d elements of a head, D width of a row representation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["OutputGate", "OutputGateConfig"]
 
 @dataclass
 class OutputGateConfig(TabICLConfig):
-    """Settings of OutputGate, beside those of a TabICL."""
+    """Settings of OutputGate, in addition to those of a TabICL."""
 
     family: str = "output_gate"
     """The name of the network; it tells its checkpoints from others."""
@@ -35,12 +35,16 @@ class OutputGateConfig(TabICLConfig):
         """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = super().problems()
         if self.icl_scaling.startswith("ssa"):
-            problems.append(f"icl_scaling is {self.icl_scaling}; gates of outputs are for rules with softmax")
+            problems.append(f"icl_scaling is {self.icl_scaling}; a gate on the output needs a rule of softmax")
         return problems
 
 
 class OutputGatedAttention(Attention):
-    """Attention whose output is multiplied by a gate of the query, which starts at 1."""
+    """Attention whose output is multiplied by a gate that depends on the query and starts at 1.
+
+    A head returns softmax(scale(q) K^T / sqrt(d)) V * (1 + tanh(MLP(q))), where q is the query before the scaling. The
+    gate is that of QASSMax (arXiv 2602.11139), on the output instead of the query.
+    """
 
     def __init__(self, *arguments, **settings) -> None:
         super().__init__(*arguments, **settings)
@@ -52,13 +56,13 @@ class OutputGatedAttention(Attention):
     def forward(
         self, x: Tensor, context: Tensor | None, spans: Spans, log_n: Tensor | None = None, table: Tensor | None = None
     ) -> Tensor:
-        """Let rows x (Q, D) attend to a context; as `Attention.forward`, with softmax."""
+        """Let rows attend to a context with softmax: x (Q, D), context (K, D) -> (Q, D); see `Attention.forward`."""
         q, kv = self.project(x, context)
         assert kv is not None  # labeled rows are the context of in-context learning
         k, v = kv.unbind(1)
         dropout = self.dropout if self.training else 0.0
         out = attend(self.scale(q, log_n, table, spans), k, v, spans, dropout)  # (Q, H, d)
-        # In float32 even under autocast, as the gate of QASSMax.
+        # The gate is in float32 even under autocast, like that of QASSMax.
         with torch.autocast(q.device.type, enabled=False):
             gate = 1 + torch.tanh(self.output_gate(q.float()))  # (Q, H, d)
         return self.out_proj((out * gate.to(out.dtype)).flatten(1))
@@ -71,7 +75,7 @@ class OutputGatedBlock(Block):
 
 
 class OutputGatedLearner(InContextLearner):
-    """In-context learning whose attention has gates on its outputs."""
+    """In-context learning whose attention has a gate on its output."""
 
     def __init__(self, config: OutputGateConfig) -> None:
         super().__init__(config)
@@ -87,7 +91,7 @@ class OutputGate(TabICL):
     config: OutputGateConfig
 
     def is_hidden_matrix(self, name: str, parameter: nn.Parameter) -> bool:
-        """Whether Muon optimizes it: as in a TabICL, but no gates."""
+        """Whether Muon optimizes a parameter: the same ones as in a TabICL, without the gates."""
         return super().is_hidden_matrix(name, parameter) and "output_gate" not in name
 
     @staticmethod
@@ -108,5 +112,5 @@ class OutputGate(TabICL):
 
 
 def gates(config: OutputGateConfig, num_rows: int, train_size: int) -> int:
-    """Count the rows of a table that are queries, in all blocks together."""
+    """Return the number of query vectors of a table over all blocks; the last block has query rows only."""
     return (config.icl_num_blocks - 1) * num_rows + num_rows - train_size

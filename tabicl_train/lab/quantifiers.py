@@ -1,6 +1,6 @@
 """quantifiers: transformers with softmax and with SSA tell whether every number, or some number, is positive.
 
-The task is lab/priors/quantifiers.py, and training is lab/configs/sweep/quantifiers.yaml, with all of its settings.
+The task is lab/priors/quantifiers.py, and lab/configs/sweep/quantifiers.yaml has all settings of the training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import Pack
 
-LEARNED = 0.01  # as much as one of the 100 samples of the paper's tests; who looks at all numbers is never wrong
+LEARNED = 0.01  # one of the 100 samples of the paper's tests; a network that looks at all numbers is never wrong
 KINDS = {"drawn": ", as drawn", "undecided": ", the last number decides"}
 LENGTHS = (10, 20, 40, 100, 200)  # of the test sequences
 KEYS = ["sigma", "length", "deviant"]
@@ -70,9 +70,11 @@ def run(options: QuantifiersOptions) -> None:
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
 
+    # For each kind of sequences, the share of wrong answers, and the last layer's weight on the number that a test
+    # multiplies.
     def errors(network: SequenceModel, quantifier: str, draw: Callable[..., Pack]) -> Row:
         attention = network.transformer[-1].attn
-        tokens: list[torch.Tensor] = []  # that the last layer gets
+        tokens: list[torch.Tensor] = []  # that enter the last layer
         shares_wrong: Row = {}
         for kind in KINDS:
             pack = draw("quantifiers", 2, quantifier=quantifier, undecided=kind == "undecided")
@@ -80,7 +82,7 @@ def run(options: QuantifiersOptions) -> None:
                 answers = sequences.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
             truth = pack.y.view(len(pack), -1)[:, -1]
             shares_wrong[kind] = (answers != truth).double().mean().item()
-            row = 0 if kind == "undecided" else -1  # of the number that a test multiplies
+            row = 0 if kind == "undecided" else -1
             x = tokens.pop().unflatten(0, (len(pack), -1))  # (sequences, T, E)
             shares_wrong[f"weight_{kind}"] = weight_on(attention, x, row)
         return shares_wrong
@@ -93,7 +95,9 @@ def run(options: QuantifiersOptions) -> None:
         sigmas = sequences.SIGMAS
         lengths = LENGTHS
         deviants = sequences.DEVIANTS
-    tests = list(itertools.product(sigmas, lengths, [1]))  # values of KEYS
+
+    # Tests are values of KEYS. The figures: errors by sigma and length, and errors with one deviant number.
+    tests = list(itertools.product(sigmas, lengths, [1]))
     tests += [(1, sequences.TRAINED, factor) for factor in deviants]
     scores = sequences.scored_networks(folder, options, variations, KEYS, tests, errors)
     folder.figure("quantifiers", sequences.heat_maps(scores[scores["deviant"] == 1], "length", KINDS, False))
@@ -108,12 +112,22 @@ def run(options: QuantifiersOptions) -> None:
 
 @torch.no_grad()
 def weight_on(attention: Attention, x: torch.Tensor, row: int) -> float:
-    """Return the weight that the last number of a sequence gives to the number of a row in a layer.
+    """Return the weight that the last number of a sequence gives to another number, mean over heads and sequences.
 
-    It is the mean over heads and sequences, which have one number a row; x: tokens as the layer gets them, (sequences,
-    T, E).
+    Parameters
+    ----------
+    attention : Attention
+        The layer.
+    x : Tensor
+        The tokens that enter the layer, (sequences, T, E). Sequences have one number in each row.
+    row : int
+        The row of the other number.
+
+    Returns
+    -------
+    float
     """
-    last_number = x.shape[1] - 2  # before its label
+    last_number = x.shape[1] - 2  # the last token is its label
     weights = weights_of_token(attention, x, last_number)  # (sequences, H, last_number + 1)
     on_numbers = weights[..., ::2]  # (sequences, H, rows); each number is followed by its label
     return on_numbers[..., row].mean().item()
@@ -149,7 +163,7 @@ for both rules; quantifiers.csv has the scores of each run and block, and runs/ 
 
 
 def verdict(scores: pd.DataFrame) -> str:
-    """What SSA changes for larger numbers in longer sequences, and for a single large number."""
+    """Return what SSA changes for larger numbers in longer sequences, and for a single large number."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     lines = [f"The claim: SSA has a lower error than softmax ({' and '.join(CLAIMS)}). By the difference:", ""]

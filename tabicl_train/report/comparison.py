@@ -1,4 +1,4 @@
-"""The figures of a comparison: leads with intervals, task by task, and the diagram of mean ranks."""
+"""The figures of a comparison: leads with intervals, leads task by task, and the diagram of mean ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tabicl_train.evaluation.compare import NAMES, Comparison, Pair, is_lower_be
 from tabicl_train.outputs import write_atomically
 
 MOST_NAMED = 40  # tasks whose names fit below an axis
-NAME_WIDTH = 30  # characters of an arm's name in a line
-CHARACTERS_PER_INCH = 16  # of a warning
-LINE_HEIGHT = 0.13  # inches, of a warning
+NAME_WIDTH = 30  # characters of an arm's name in one line
+CHARACTERS_PER_INCH = 16  # in the text of a warning
+LINE_HEIGHT = 0.13  # inches, of a line of a warning
 FORMATS = ("pdf", "png")
 
 
 def write_figures(folder: Path, comparison: Comparison) -> list[str]:
-    """Write the figures of a comparison as PDF and PNG; returns their names without the ending."""
+    """Write the figures of a comparison as PDF and PNG; returns their names without the suffix."""
     figures = {"comparison": draw_comparison(comparison)}
     if comparison.ranks is not None:
         figures["ranks"] = draw_ranks(comparison)
@@ -36,7 +36,7 @@ def write_figures(folder: Path, comparison: Comparison) -> list[str]:
 
 
 def add_warnings(figure: Figure, warnings: list[str]) -> None:
-    """Write warnings below a figure, which grows by their lines: it may be shown without the text of the terminal."""
+    """Write warnings below a figure, which grows by their lines, since it may be shown without the text around it."""
     width, height = figure.get_size_inches()
     paragraphs = [textwrap.fill(f"warning: {line}", int(CHARACTERS_PER_INCH * width)) for line in warnings]
     text = "\n".join(paragraphs)
@@ -45,15 +45,19 @@ def add_warnings(figure: Figure, warnings: list[str]) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's ending."""
+    """Write a figure in the format that the suffix of the file names."""
     ending = path.suffix.removeprefix(".")
-    metadata = {"CreationDate": None} if ending == "pdf" else {}  # the same figure is the same file
-    with rc_context({"pdf.fonttype": 42}):  # text stays text; journals refuse fonts of type 3
+    metadata = {"CreationDate": None} if ending == "pdf" else {}  # equal figures give equal files
+    with rc_context({"pdf.fonttype": 42}):  # TrueType, since journals refuse fonts of type 3
         write_atomically(path, lambda file: figure.savefig(file, format=ending, dpi=200, metadata=metadata))
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Draw the leads of the reference: those by task, sorted; with several others also their means, or by seed."""
+    """Draw the leads of the reference over the other arms.
+
+    With one other arm, its leads by task. With several, their mean leads on the left, and on the right their leads by
+    task or, in a comparison by seed, the scores of each seed.
+    """
     pairs = comparison.pairs
     if len(pairs) == 1 and not comparison.by_seed:
         tasks = len(pairs[0].leads)
@@ -62,6 +66,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
         figure = Figure(figsize=size, layout="constrained")
         draw_tasks(figure.subplots(), pairs[0], named)
         return figure
+
     lines = sum(len(wrapped(pair.b).splitlines()) for pair in pairs)
     figure = Figure(figsize=(11, max(3.4, 1.6 + 0.26 * lines)), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -91,6 +96,7 @@ def wrapped(name: str) -> str:
 
 def draw_tasks(axes: Axes, pair: Pair, named: bool) -> None:
     """Draw the lead of one arm over another by task, and the mean lead with its interval as a band."""
+    # The mean, with a band if there are enough tasks for an interval.
     order = np.argsort(pair.leads, kind="stable")
     places = np.arange(1, len(order) + 1)
     name = NAMES.get(pair.metric, pair.metric)
@@ -100,6 +106,8 @@ def draw_tasks(axes: Axes, pair: Pair, named: bool) -> None:
         label += " (95 % interval)"
     axes.axhline(pair.lead.mean, color="C0", linewidth=1.2, label=label)
     axes.axhline(0, color="gray", linewidth=1)
+
+    # A stem for each task, in ascending order of the leads; more than MOST_NAMED names would overlap.
     colors = ["C0" if lead >= 0 else "C1" for lead in pair.leads[order]]
     axes.vlines(places, 0, pair.leads[order], color=colors, linewidth=1)
     axes.scatter(places, pair.leads[order], color=colors, s=14, zorder=3)
@@ -115,7 +123,7 @@ def draw_tasks(axes: Axes, pair: Pair, named: bool) -> None:
 
 
 def draw_means(axes: Axes, comparison: Comparison) -> None:
-    """Draw the mean leads of the reference over all others with their intervals, and the smallest shown."""
+    """Draw the mean leads of the reference over all others with their intervals."""
     pairs = comparison.pairs
     for place, pair in enumerate(pairs):
         lead = pair.lead
@@ -147,7 +155,7 @@ def draw_sorted(axes: Axes, comparison: Comparison) -> None:
 
 
 def draw_seeds(axes: Axes, comparison: Comparison) -> None:
-    """Draw the scores of all arms, those of a seed connected by a line, and their means."""
+    """Draw the scores of all arms, with a line that connects those of a seed, and their means."""
     means = comparison.values.mean()  # over sets of tables, by (arm, seed)
     seeds = list(dict.fromkeys(seed for _, seed in comparison.values))
     places = range(len(comparison.names))
@@ -164,7 +172,10 @@ def draw_seeds(axes: Axes, comparison: Comparison) -> None:
 
 
 def draw_ranks(comparison: Comparison) -> Figure:
-    """Draw mean ranks on a line, the best on the left; bars connect arms of which no pair is shown to differ."""
+    """Draw the diagram of mean ranks: the best on the left, and bars over groups of arms that are not shown to differ.
+
+    The diagram is that of Demsar (JMLR 7, 2006); evaluation/compare.py computes the groups.
+    """
     ranks = comparison.ranks
     assert ranks is not None
     names = list(ranks.means.index)

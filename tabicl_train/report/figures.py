@@ -1,9 +1,8 @@
 """The figures of the report.
 
-These are curves over the steps of one or several runs, from the data frames of their files; the multipliers and gates
-of the scalable softmax, from scaling.csv; and mean scores of methods, which tabicl-evaluate also draws. What stands
-side by side on a wide page is a list of figures with one panel each, so that a narrow window puts them below each
-other.
+There are curves over the steps of one or several runs, from the data frames of their files; the multipliers and gates
+of the scalable softmax, from scaling.csv; and mean scores of methods, which tabicl-evaluate also draws. Panels that are
+side by side on a wide page are separate figures, so that a narrow window can stack them.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from tabicl_train.evaluation.scores import (
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.run.curves import OUTSIDE
 
-WINDOWS = 20  # a smoothed curve is a centered moving average over a twentieth of the longest run, within a stage
-LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # of the values that a smoothed curve averages
+WINDOWS = 20  # a smoothed curve is a centered moving average over 1/20 of the longest run, within a stage
+LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # style of the values that a smoothed curve averages
 MAX_LINES = 150  # logged steps that are drawn, evenly spaced
-PANEL = (4.2, 3.0)  # inches; text is as large as that of the page at its full width, and readable at 400 pixels
-NAME_WIDTH = 24  # characters of a name beside a panel
+PANEL = (4.2, 3.0)  # inches; at full width, text is as large as that of the page, and it is readable at 400 pixels
+NAME_WIDTH = 24  # characters of a name in one line
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
 GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # scores of a prediction from labels alone
 
@@ -53,9 +52,21 @@ def panel() -> tuple[Figure, Axes]:
 
 
 def draw_training(metrics: Runs, validation: Runs, other_losses: Collection[str] = ()) -> list[Figure]:
-    """Draw the loss and, if known, its ratio to the loss of predicting from labels alone.
+    """Draw the loss and, if known, its ratio to the loss of guessing, which predicts from the labels alone.
 
-    other_losses: the runs whose training loss is not the network's own one, which guess_loss and validations are of
+    Parameters
+    ----------
+    metrics : dict of str to DataFrame
+        metrics.csv by the names of the runs.
+    validation : dict of str to DataFrame
+        validation.csv by the names of the runs.
+    other_losses : collection of str, optional
+        The runs whose training loss is not the network's own. They have no ratio, since guess_loss and validations have
+        the network's own loss.
+
+    Returns
+    -------
+    list of Figure
     """
     ratios = {}
     for name, rows in metrics.items():
@@ -66,6 +77,7 @@ def draw_training(metrics: Runs, validation: Runs, other_losses: Collection[str]
         tables = rows_in_trained_range(rows_of_kinds(rows, OWN, SYNTHETIC))
         if "guess_loss" in tables and len(tables):  # there may be validations on real data only
             points[name] = loss_ratios(tables)
+
     loss, axes = panel()
     draw_curves(axes, metrics, "loss")
     label_steps(axes, "loss")
@@ -85,7 +97,7 @@ def draw_optimization(metrics: Runs) -> list[Figure]:
     norms = np.concatenate([rows["grad_norm"] for rows in metrics.values()])
     if (np.isfinite(norms) & (norms > 0)).any():
         norm.set_yscale("log")
-        # Labels at every multiple would overlap.
+        # Labels at all multiples of a power of ten would overlap.
         norm.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     draw_curves(rate, metrics, "lr", smooth=False)
     label_steps(rate, "learning rate")
@@ -105,12 +117,12 @@ def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> None:
-    """Draw for each run the ratio of each step, faintly, the ratio of moving sums, and the validations as points."""
+    """Draw, for each run, the ratio of each step faintly, the ratio of moving sums, and the validations as points."""
     is_single = len(names) == 1
     for i, name in enumerate(names):
         if name in ratios:
             steps = ratios[name]
-            # Centered: a trailing window would lag behind the points of the validations.
+            # The window is centered; a trailing one would lag behind the points of the validations.
             windows = steps.rolling(max(1, len(steps) // WINDOWS), min_periods=1, center=True).sum()
             label = "training" if is_single else name
             axes.plot(steps.index, steps["ratio"], color=f"C{i}", **LIGHT)
@@ -121,7 +133,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
             axes.plot(points[name]["ratio"], "o", color=color, markeredgecolor="white", label=label)
     axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
     _, high = axes.get_ylim()
-    # The ratio of the first steps is up to three; the axis is scaled for the second half of the runs.
+    # The ratio of the first steps may be three, so the axis is scaled for the second half of the runs.
     late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in [*ratios.values(), *points.values()]]
     axes.set_ylim(top=min(high, 1.3 * np.nanmax([1, *late])))
     label_steps(axes, "loss relative to guessing")
@@ -143,13 +155,13 @@ def draw_throughput(runs: Runs) -> list[Figure]:
 
 
 def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> None:
-    """Draw for each run the logged values, faintly, and their moving average; for a single run also its stages."""
+    """Draw, for each run, the logged values faintly and their moving average; for a single run also its stages."""
     window = max(1, max(map(len, runs.values())) // WINDOWS)
     for i, (name, metrics) in enumerate(runs.items()):
         values = metrics[column].where(np.isfinite(metrics[column]))
         if smooth:
             axes.plot(metrics["step"], values, color=f"C{i}", **LIGHT)
-            # Within a stage: the tables of the next one are others.
+            # Not across stages, whose tables differ.
             stages = values.groupby(metrics["stage"], sort=False)
             values = stages.transform(lambda stage: stage.rolling(window, min_periods=1, center=True).mean())
         axes.plot(metrics["step"], values, color=f"C{i}", label=name)
@@ -162,11 +174,12 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
 
 
 def draw_validation(runs: Runs) -> list[Figure]:
-    """Draw losses on validation tables, and ROC AUC or R2 on public real data: means, and all sets of a single run.
+    """Draw losses on validation tables, and ROC AUC or R2 on public real data.
 
-    Of probes, only means are drawn, below a line at what is possible.
+    There are means over sets of tables and, for a single run, also a curve for each set. For probes there are means
+    only, with a dashed line at what is possible.
     """
-    # What there is to draw: kinds of tables with losses, scores on real data, and probes.
+    # Kinds of tables with losses, scores on real data, and probes that any of the runs has.
     kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(rows_of_kinds(rows, kind)) for rows in runs.values())]
     real = {name: rows_of_kinds(rows, REAL) for name, rows in runs.items()}
     scores = []
@@ -179,6 +192,7 @@ def draw_validation(runs: Runs) -> list[Figure]:
         if len(probe_rows):
             probes[name] = probe_rows
 
+    # One panel for each of them.
     figures = []
     for kind in kinds:
         figure, axes = panel()
@@ -198,7 +212,7 @@ def draw_validation(runs: Runs) -> list[Figure]:
 
 
 def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
-    """Draw the mean score over the probes inside the trained range for each run, and the mean of what is possible."""
+    """Draw, for each run, the mean score over its probes inside the trained range, and the mean of what is possible."""
     titles = dict.fromkeys(real_score_name(rows) for rows in probes.values())
     for name, rows in probes.items():
         means = rows.groupby("step")[[judged_by(rows), "possible"]].mean()
@@ -216,14 +230,14 @@ def rows_of_kinds(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
 
 
 def rows_in_trained_range(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of scores that count in means: those that are not outside the trained range."""
+    """Return the rows of a table of scores that count in means, which are those not outside the trained range."""
     if "trained_range" not in rows:  # files of earlier versions lack it
         return rows
     return rows[rows["trained_range"] != OUTSIDE]
 
 
 def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
-    """Draw the mean of a column over the sets of tables for each run; for a single run also a curve for each set."""
+    """Draw, for each run, the mean of a column over the sets of tables; for a single run also a curve for each set."""
     for i, (name, validation) in enumerate(runs.items()):
         is_real = validation["data"].map(validation_kind) == REAL
         sets = validation["data"].where(is_real, validation["rows"].astype(str) + " rows")
@@ -242,8 +256,11 @@ def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
 
 
 def draw_multipliers(scaling: pd.DataFrame) -> list[Figure]:
-    """Draw the largest base multiplier of each scalable softmax against n, the labeled rows, over training."""
-    # A panel for each layer. A line connects the smallest and the largest n of a logged step; its color is the step.
+    """Draw the largest base multiplier of each scalable softmax against n, the number of labeled rows.
+
+    There is a panel for each layer. A line connects the smallest and the largest n of a logged step, in a color that
+    shows the step.
+    """
     steps = np.unique(scaling["step"])
     shown = steps[np.linspace(0, len(steps) - 1, MAX_LINES).astype(int)]
     colors = ScalarMappable(cmap="viridis")
@@ -264,7 +281,7 @@ def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappa
     segments = LineCollection(ends.reshape(-1, 2, 2), cmap=colors.cmap, norm=colors.norm, linewidth=0.9)
     segments.set_array(scaling["step"].to_numpy())
     axes.add_collection(segments)
-    # The ends as points too, since the line of a step with a single n is a point.
+    # Points at the ends, too, since a step with a single n has no line.
     x, y = ends.reshape(-1, 2).T
     axes.scatter(x, y, c=scaling["step"].repeat(2), cmap=colors.cmap, norm=colors.norm, s=4)
     scale_labeled_rows(axes)
@@ -309,11 +326,13 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def draw_standing(results: pd.DataFrame) -> Figure:
-    """Draw mean scores of the methods as bars, the best on top, the first method in color; fits a phone's screen."""
+    """Draw mean scores of the methods as bars, the best on top and the first method in color, to fit a phone."""
     results = with_folded_names(results)
     means = ranked(results)
     first = results["method"].iloc[0]
     start = GUESSING[judged_by(results)]
+
+    # The bars, from the score of guessing.
     figure = Figure(figsize=(4.6, 1.1 + 0.4 * len(means)), layout="constrained")
     axes = figure.subplots()
     colors = ["C0" if method == first else "0.8" for method in means.index]
@@ -322,6 +341,8 @@ def draw_standing(results: pd.DataFrame) -> Figure:
     place = means.index.get_loc(first)
     for text in (axes.texts[place], axes.get_yticklabels()[place]):
         text.set(color="C0", weight="bold")
+
+    # The numbers at the bars replace the axis.
     axes.invert_yaxis()
     axes.margins(x=0.12)
     weights = weights_of_first(results) or "weights not recorded"
@@ -334,28 +355,34 @@ def draw_standing(results: pd.DataFrame) -> Figure:
 
 
 def draw_probes(results: pd.DataFrame) -> Figure:
-    """Draw a panel for each probe: scores against labeled rows, between guessing and what is possible."""
-    # The band of the first method is the 95 % confidence interval over draws.
+    """Draw a panel for each probe: scores against labeled rows, between guessing and what is possible.
+
+    The band of the first method is the 95 % confidence interval over draws.
+    """
     by = judged_by(results)
     results = results.assign(probe=results["data"].map(probe_of), score=results[by].clip(lower=0))
     first = results["method"].iloc[0]
     methods = [method for method in results["method"].unique() if method != MARGINAL]
     probes = list(results["probe"].unique())
+
+    # A grid of panels, without those that no probe fills.
     columns = 6
     lines = math.ceil(len(probes) / columns)
     figure = Figure(figsize=(2.4 * columns, 2.2 * lines + 0.6), layout="constrained")
     panels = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
     for axes in panels[len(probes) :]:
         axes.remove()
+
+    # A curve for each method: thick with its band for the first, black and dashed for what is possible.
     for axes, probe in zip(panels, probes, strict=False):
         rows = results[results["probe"] == probe]
         for place, method in enumerate(methods):
-            of_method = rows[rows["method"] == method].groupby("labeled_rows")["score"]
-            means = of_method.mean()
+            scores_by_size = rows[rows["method"] == method].groupby("labeled_rows")["score"]
+            means = scores_by_size.mean()
             style = {"color": f"C{place}", "linewidth": 1, "zorder": 2}
             if method == first:
                 style |= {"linewidth": 2.5, "zorder": 3}
-                intervals = [mean_interval(scores.to_numpy(), 0, 1) for _, scores in of_method]
+                intervals = [mean_interval(scores.to_numpy(), 0, 1) for _, scores in scores_by_size]
                 lows = [interval.low for interval in intervals]
                 highs = [interval.high for interval in intervals]
                 axes.fill_between(means.index, lows, highs, color=style["color"], alpha=0.2, linewidth=0)
@@ -368,6 +395,7 @@ def draw_probes(results: pd.DataFrame) -> Figure:
         sizes = sorted(rows["labeled_rows"].unique())
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize="small")
         axes.xaxis.set_minor_locator(NullLocator())
+
     panels[0].set_ylim(GUESSING[by] - 0.05, 1.02)
     figure.supxlabel("labeled rows (log scale)", fontsize="medium")
     figure.supylabel(
@@ -391,7 +419,7 @@ def draw_sizes(results: pd.DataFrame) -> list[Figure]:
 
 
 def with_folded_names(results: pd.DataFrame) -> pd.DataFrame:
-    """Break long names of methods, such as those of runs, into lines, which leaves room for the panel."""
+    """Break long names of methods, such as those of runs, into lines to leave room for the panel."""
     return results.assign(method=[textwrap.fill(str(name), NAME_WIDTH) for name in results["method"]])
 
 

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page about one or several runs.
 
-The files of the runs are turned into data frames and figures for the sections; None stands for missing files. The
-template page.html.j2 holds the text. `fill_template` also makes other pages, such as those of sweeps.
+This module turns the files of the runs into data frames and figures, with None for missing files. The text is in the
+template page.html.j2. `fill_template` also makes other pages, such as those of sweeps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from tabicl_train.run.curves import OUTSIDE
 from tabicl_train.run.removed import as_of_now
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
-DECIMALS = 3  # of scores; means over some dozen tasks vary by 0.01 between draws of tasks
+DECIMALS = 3  # of scores; means over a few dozen tasks vary by 0.01 between draws of tasks
 MOST_SECONDS = 1e10  # of training, three centuries
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
 STAGES = "curriculum.stages."
@@ -76,7 +76,7 @@ RECORDS = (  # the files of a run that are read
     *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json"),
     *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv"),
 )
-# The columns that the page needs of each file, and other columns of numbers that it shows.
+# The columns that each file must have, and further columns of numbers that the page shows.
 NEEDED = {
     "metrics.csv": ("step", "stage", "loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait", "skipped"),
     "scaling.csv": ("step", "layer", "n_smallest", "at_smallest", "n_largest", "at_largest", "gate_mean", "gate_std"),
@@ -87,7 +87,7 @@ NUMBERS = (
     *("guess_loss", "tflops_per_s", "accept_rate", "memory_gb", "possible", "is_best", "n_estimators"),
     *(*BUCKETS, *CLASS_METRICS, *NUMBER_METRICS),
 )
-PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
+PAGE = "report.html"  # in a run directory, where every new report replaces it
 RATES = {
     "tables_per_s": "tables/s",
     "cells_per_s": "cells/s",
@@ -116,14 +116,27 @@ class RunContent:
 
 
 def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> None:
-    """Write a page about runs; raises ConfigError for a folder without a run, and if it cannot be written.
+    """Write a page about runs.
 
-    overwrite: replace a file that is there already
+    Parameters
+    ----------
+    folders : list of Path
+        The run directories.
+    output : Path
+        The HTML file.
+    overwrite : bool, optional
+        Whether to replace a file that is there already.
+
+    Raises
+    ------
+    ConfigError
+        If a folder has no run or its files cannot be shown, or if the page cannot be written.
     """
+    # Check the folders, whose names are in the UTF-8 of the page, and the output, which must not be a file of a run.
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     for folder in folders:
         if os.fsencode(folder) != str(folder).encode(errors="replace"):
-            problems.append(f"run_dir is {str(folder)!r}, which is not UTF-8, as pages are; rename it")
+            problems.append(f"run_dir is {str(folder)!r}, which is not UTF-8, the encoding of pages; rename it")
     if problems:
         raise ConfigError(problems)
     files_read = []
@@ -133,24 +146,26 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
     if problems:
         raise ConfigError(problems)
     check_output(output)
+
+    # Read the runs and fill the page before anything is written.
     runs = [read_run(folder, name) for folder, name in zip(folders, names_of_folders(folders), strict=True)]
     try:
         mark_together(runs)
-        with rc_context({"text.parse_math": False}):  # a run may be called $x
+        with rc_context({"text.parse_math": False}):  # the name of a run may be $x
             page = fill_template(TEMPLATE, runs=runs, **sections(runs))
     except ConfigError:
         raise
-    except Exception as error:  # files of others, or edited by hand, which may hold anything
+    except Exception as error:  # files of other programs, or edited by hand, may hold anything
         files = f"the files of {', '.join(map(str, folders))} cannot be shown"
         raise ConfigError([f"{files}: {type(error).__name__}: {first_line(error)}"]) from error
     try:
         write_atomically(output.resolve(), lambda file: file.write(page.encode()))
-    except OSError as error:  # a full disk
+    except OSError as error:  # such as a full disk
         raise ConfigError([f"output is {str(output)!r}; it cannot be written ({error.strerror})"]) from None
 
 
 def names_of_folders(folders: list[Path]) -> list[str]:
-    """Return the names of the directories of runs or, if two are equal, their paths below a common one."""
+    """Return the names of run directories or, if two are equal, their paths relative to a common parent."""
     paths = [folder.resolve() for folder in folders]
     names = [path.name for path in paths]
     if len(set(names)) == len(names):
@@ -166,7 +181,7 @@ def read_run(folder: Path, name: str) -> RunContent:
     test = saved.test
     for file, content in (("status.json", status), ("test.json", test)):
         if content is None and (folder / file).exists():
-            info(f"warning   {folder / file} is left out: it is damaged, or was not written by a run")
+            info(f"warning   {folder / file} is left out: it is damaged or was not written by a run")
     return RunContent(
         name=name,
         folder=folder,
@@ -185,7 +200,7 @@ def read_run(folder: Path, name: str) -> RunContent:
 def table_of_run(saved: SavedRun, name: str) -> pd.DataFrame | None:
     """Return a table of a run; None if it has no rows.
 
-    Raises ConfigError if a column is missing, or holds something else than numbers.
+    Raises ConfigError if a column is missing, or holds something other than numbers.
     """
     table = saved.table(name)
     if table.empty:
@@ -198,12 +213,12 @@ def table_of_run(saved: SavedRun, name: str) -> pd.DataFrame | None:
         wrong = table[column][numbers.isna() & table[column].notna()]
         if len(wrong) or not pd.api.types.is_numeric_dtype(table[column]):
             text = wrong.iloc[0] if len(wrong) else table[column].iloc[0]
-            raise ConfigError([f"{path}: the column {column} holds {text!r}, which is no number"])
+            raise ConfigError([f"{path}: the column {column} holds {text!r}, which is not a number"])
     return table
 
 
 def mark_together(runs: list[RunContent]) -> None:
-    """Mark in all runs what lies outside the trained range of one of them, so that means are over the same data."""
+    """Mark in all runs what lies outside the trained range of any of them, so that means are over the same data."""
     if len(runs) == 1:
         return
     for source in ("validation", "evaluation"):
@@ -212,26 +227,29 @@ def mark_together(runs: list[RunContent]) -> None:
         for table in tables:
             if "trained_range" in table:
                 counting = table
-                if source == "validation":  # the last one counts: a stage that was added to a run widens its range
+                if source == "validation":  # only the last one, since a later stage may widen the range
                     counting = table[table["step"] == table["step"].max()]
                 outside.update(counting["data"][counting["trained_range"] == OUTSIDE])
         for table in tables:
             marks = table["trained_range"] if "trained_range" in table else pd.Series("", table.index)
-            is_public = table["data"].astype(str).map(validation_kind).isin([REAL, PROBES])  # a task may be called 61
+            is_public = table["data"].astype(str).map(validation_kind).isin([REAL, PROBES])  # a task may be named 61
             table["trained_range"] = marks.astype(object).mask(is_public & table["data"].isin(outside), OUTSIDE)
 
 
 def sections(runs: list[RunContent]) -> dict[str, Any]:
-    """Return the variables of the template."""
+    """Return the variables of the template, by name."""
     metrics = tables_by_run(runs, "metrics")
     validations = tables_by_run(runs, "validation")
     scalings = tables_by_run(runs, "scaling")
     names = [run.name for run in runs]
+
+    # Runs without a task in common have no scores on real data that can be shown together.
     scores = why_no_scores = None
     try:
         scores = real_data(runs)
     except ConfigError as error:
         why_no_scores = str(error)
+
     other_losses = {run.name: loss for run in runs if (loss := other_loss(run.config or {})) is not None}
     return {
         "decimals": DECIMALS,
@@ -255,7 +273,18 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
 
 
 def other_loss(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what the training loss of a run is, by its dotted names; None if it is the network's own loss alone."""
+    """Return how the training loss of a run differs from the network's own loss; None if it is that loss alone.
+
+    Parameters
+    ----------
+    config : dict
+        The configuration by dotted names.
+
+    Returns
+    -------
+    dict or None
+        objective, the name of the objective or None, and auxiliary, whether there are auxiliary losses.
+    """
     objective = config.get("objective.name")
     auxiliary = any(weight != 0 for key, weight in config.items() if key.startswith("auxiliary_losses."))
     return {"objective": objective, "auxiliary": auxiliary} if objective or auxiliary else None
@@ -272,7 +301,7 @@ def draw_each(
 
 
 def tables_by_run(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame]:
-    """Return one of the data frames, by the names of the runs that have it."""
+    """Return one of the data frames of RunContent, by the names of the runs that have it."""
     tables = {}
     for run in runs:
         table = getattr(run, source)
@@ -282,7 +311,7 @@ def tables_by_run(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame
 
 
 def overview(runs: list[RunContent]) -> pd.DataFrame:
-    """Return a row per fact, a column per run."""
+    """Return the table of the overview, with a row for each fact and a column for each run."""
     facts = {run.name: run_facts(run) for run in runs}
     keys: list[str] = []  # of all runs, in the order of the first run that has them
     for facts_of_run in facts.values():
@@ -315,7 +344,7 @@ def run_facts(run: RunContent) -> dict[str, Any]:
         for name, means in validation_means(run.validation).items():
             facts[f"last validation: {name}"] = means.iloc[-1]
         if "is_best" in run.validation:
-            # Which weights the other commands take of the run: see weights/choice.py.
+            # The weights that other commands take by default, see weights/choice.py.
             best_steps = run.validation["step"][run.validation["is_best"] == 1]
             if len(best_steps):
                 facts["best weights by validation: step"] = int(best_steps.iloc[-1])
@@ -329,7 +358,20 @@ def run_facts(run: RunContent) -> dict[str, Any]:
 
 
 def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> tuple[int, float] | None:
-    """Tables of the logged steps, and the seconds they took; None without a configuration."""
+    """Return the number of tables up to the last logged step, and the seconds that they took.
+
+    Parameters
+    ----------
+    metrics : DataFrame
+        metrics.csv.
+    config : dict
+        The configuration by dotted names.
+
+    Returns
+    -------
+    (int, float) or None
+        None if the configuration is missing or does not fit the metrics.
+    """
     tables_per_step = metrics["stage"].map(lambda stage: config.get(f"{STAGES}{stage}.tables"))
     tables_per_step = pd.to_numeric(tables_per_step, errors="coerce")
     steps = metrics["step"].diff().fillna(metrics["step"])  # since the last logged step
@@ -341,7 +383,14 @@ def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> tuple[int, float] |
 
 
 def settings(runs: list[RunContent]) -> dict[str, Any] | None:
-    """Return all settings, a column per run, and those that differ between runs or from the origin."""
+    """Return the settings of the runs, and which of them differ between the runs or from their origin.
+
+    Returns
+    -------
+    dict or None
+        origin, what the settings are compared with; all and changed, tables with a column for each run. None if no run
+        has a configuration.
+    """
     configs = {run.name: run.config for run in runs if run.config is not None}
     if not configs:
         return None
@@ -350,19 +399,22 @@ def settings(runs: list[RunContent]) -> dict[str, Any] | None:
     keys: dict[str, None] = {}
     for config in configs.values():
         keys |= dict.fromkeys(config)
-    texts = {}  # of each setting, those of the runs
+    texts = {}  # by setting, the values of the runs
     changed = []
     for key in keys:
         values = [config.get(key) for config in configs.values()]
         texts[key] = [str(value) for value in values]
-        if any(value != values_of_origin.get(key) for value in values):  # also if runs differ from each other
+        if any(value != values_of_origin.get(key) for value in values):  # true whenever runs differ from each other
             changed.append(key)
     table = pd.DataFrame.from_dict(texts, orient="index", columns=list(configs))
     return {"origin": origin, "all": table, "changed": table.loc[changed]}
 
 
 def compared_settings(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return what a run's settings are compared with: its experiment as it is today, or the defaults."""
+    """Return the name and the values of what a run's settings are compared with.
+
+    It is the experiment of the run as it is today or, if it is unknown here, the defaults.
+    """
     try:
         origin = f"experiment={config['name']}"
         return origin, flatten(dataclasses.asdict(compose([origin])))
@@ -372,9 +424,9 @@ def compared_settings(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def throughput(metrics: dict[str, pd.DataFrame]) -> tuple[list[Figure], pd.DataFrame]:
-    """Return curves, and the medians of each run."""
+    """Return the curves of throughput, and a table of medians with a column for each run."""
     medians = pd.DataFrame({name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()})
-    medians.loc["tflops_per_s"] *= 1000  # two CPU cores have 0.01 TFLOP/s
+    medians.loc["tflops_per_s"] *= 1000  # to GFLOP/s, since two CPU cores have 0.01 TFLOP/s
     return draw_throughput(metrics), medians.rename(RATES)
 
 
@@ -387,7 +439,7 @@ def incidents(run: RunContent) -> tuple[pd.DataFrame, int] | None:
 
 
 def validation_scores(run: RunContent) -> tuple[pd.DataFrame, list[str]] | None:
-    """Return the last and the best mean scores, and warnings about falling ones."""
+    """Return a table of the last and the best mean scores, and warnings about falling scores."""
     if run.validation is None:
         return None
     rows = {}
@@ -400,7 +452,7 @@ def validation_scores(run: RunContent) -> tuple[pd.DataFrame, list[str]] | None:
 
 
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return mean scores by step, for the kinds of tables that were scored inside the trained range."""
+    """Return mean scores by step, for each kind of tables that were scored inside the trained range."""
     rows = rows_in_trained_range(rows)
     kinds = rows["data"].map(validation_kind)
     means = {}
@@ -415,7 +467,10 @@ def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def sets_outside(validations: dict[str, pd.DataFrame]) -> list[tuple[str, int | None]]:
-    """Return the sets of tables outside the trained range, which no mean includes, and the rows of drawn ones."""
+    """Return the sets of tables outside the trained range, which no mean includes.
+
+    Each has its name and, for tables of a prior, their number of rows.
+    """
     sets = []
     for rows in validations.values():
         outside = rows.drop(rows_in_trained_range(rows).index)
@@ -425,21 +480,37 @@ def sets_outside(validations: dict[str, pd.DataFrame]) -> list[tuple[str, int | 
 
 
 def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
-    """Return the scores of the evaluated runs on real data, and their comparison; None without any.
+    """Return the scores of the evaluated runs on real data, and their comparison.
 
-    They are of the tasks that all of them have in common; raises ConfigError if there are none.
+    Parameters
+    ----------
+    runs : list of RunContent
+        The runs. Methods other than networks are those in the file of the first evaluated run.
+
+    Returns
+    -------
+    dict or None
+        The variables of the section; None if no run was evaluated.
+
+    Raises
+    ------
+    ConfigError
+        If the runs have no task in common.
     """
+    # An arm for the network of each run, which comes first in its file, and for the other methods of the first file.
     evaluated = [run for run in runs if run.evaluation is not None]
     if not evaluated:
         return None
     networks = []
     for run in evaluated:
-        method = run.evaluation["method"].iloc[0]  # the network comes first
+        method = run.evaluation["method"].iloc[0]
         networks.append(arm_of_method(run.evaluation, method, method if len(runs) == 1 else run.name))
     scores_of_first = evaluated[0].evaluation
     arms = list(networks)
     for method in scores_of_first["method"].unique()[1:]:
         arms.append(arm_of_method(scores_of_first, method, method))
+
+    # Their scores on the tasks that all networks have in common.
     metric, *_ = default_metrics(networks)
     common = pair(networks, outside=True).index
     tables = []
@@ -449,6 +520,8 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
     results = pd.concat(tables, ignore_index=True)
     counting, outside = counting_tasks(results)
     scores = judged(results)
+
+    # Tasks outside the trained range count only if there are no others.
     are_all_outside = len(outside) == len(scores)
     compared = why_not = None
     if len(arms) > 1:
@@ -476,7 +549,22 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
 
 
 def comparison_section(arms: list[Arm], metric: str, outside: bool) -> dict[str, Any]:
-    """Compare the first arm with the others; outside: whether tasks outside the trained range count."""
+    """Compare the first arm with the others.
+
+    Parameters
+    ----------
+    arms : list of Arm
+        The networks and other methods.
+    metric : str
+        roc_auc or r2.
+    outside : bool
+        Whether tasks outside the trained range count.
+
+    Returns
+    -------
+    dict
+        The variables of the subsection.
+    """
     paired = pair(arms, outside)
     found = compare_arms(paired, metric)
     (title, *header), lines = table_in_words(found)
@@ -493,19 +581,22 @@ def comparison_section(arms: list[Arm], metric: str, outside: bool) -> dict[str,
 
 
 def counting_tasks(results: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return the results on tasks inside the trained range, or on all if there are none, and the tasks outside."""
+    """Return the results on the tasks that count, and the names of the tasks outside the trained range.
+
+    Tasks inside the trained range count; if there are none, all do.
+    """
     outside = list(dict.fromkeys(results.drop(rows_in_trained_range(results).index)["data"]))
     counting = results[~results["data"].isin(outside)]
     return (results if counting.empty else counting), outside
 
 
 def scored_weights(results: pd.DataFrame) -> str:
-    """Name the weights whose scores a table holds."""
+    """Return which weights a table of scores is about, in words."""
     return weights_of_first(results) or "not recorded in evaluation.csv"
 
 
 def fill_template(template: Path, **variables: Any) -> str:
-    """Fill a template that extends the layout of this folder, with the filters `cell`, `png` and `command`."""
+    """Fill a template that extends the layout in this folder. It has the filters `cell`, `png` and `command`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
@@ -526,14 +617,19 @@ def png(figure: Figure) -> str:
 
 
 def page_cell(value: Any, decimals: int | None = None) -> str:
-    """Format the value of a cell, an empty one for None and nan.
+    """Format the value of a cell.
 
     Parameters
     ----------
     value : object
         A text or a number.
     decimals : int, optional
-        Of numbers below 1000 that are not whole. Default: four digits.
+        Decimals of numbers below 1000 that are not whole. Default: four significant digits.
+
+    Returns
+    -------
+    str
+        Empty for None and nan.
     """
     if isinstance(value, str | list | dict):
         return str(value)

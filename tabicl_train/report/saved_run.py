@@ -1,4 +1,4 @@
-"""The run in a folder, to look at and to use: its settings, curves, checkpoints and networks."""
+"""A run in a folder as an object: its settings, curves, checkpoints and networks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from tabicl_train.weights.reader import load_model, load_network
 
 __all__ = ["SavedRun", "open_run"]
 
-TEXTS = ("stage", "data", "layer", "method", "trained_range", "weights")  # columns of text; a task may be called 61
+# Columns of text. They are read as such, since the name of a task may be 61.
+TEXTS = ("stage", "data", "layer", "method", "trained_range", "weights")
 
 
 def open_run(run_dir: str | Path) -> SavedRun:
-    """Open the folder of a run, which may be running; nothing in it is changed.
+    """Open the folder of a run, which may still be running, for reading.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def open_run(run_dir: str | Path) -> SavedRun:
     Returns
     -------
     SavedRun
-        The run. What it returns is read anew each time, except for its configuration.
+        The run. Its files are read again at each access, except for the configuration.
 
     Raises
     ------
@@ -66,8 +67,8 @@ def holds_run(folder: Path) -> bool:
 class SavedRun:
     """A run, read from its run directory; see `open_run`.
 
-    Rows of steps that the run has repeated later, after a kill or a rewind, do not appear in its tables. A table that
-    the run does not have is empty.
+    Tables do not have the rows of steps that the run has repeated, after a kill or a rewind. A table that the run does
+    not have is empty.
 
     Attributes
     ----------
@@ -93,7 +94,10 @@ class SavedRun:
     def config(self) -> RunConfig:
         """The configuration, as `compose` returns it.
 
-        Raises ConfigError if it cannot run here, in particular if a plug-in that it needs is not loaded.
+        Raises
+        ------
+        ConfigError
+            If it cannot run here, in particular if a plug-in that it needs is not loaded.
         """
         from tabicl_train.config.compose import from_values  # on first use, since it imports Hydra
 
@@ -112,8 +116,8 @@ class SavedRun:
     def status(self) -> dict[str, Any] | None:
         """The status of the run, None if it is unknown.
 
-        Its key `status` is running, finished, preempted, failed or killed; `step` the number of steps done, `saved`
-        that of the newest checkpoint, `cause` why it has failed.
+        Keys: `status` (running, finished, preempted, failed or killed), `step` (steps done), `saved` (steps of the
+        newest checkpoint), `cause` (why the run failed).
         """
         return read_status(self.folder)
 
@@ -142,9 +146,9 @@ class SavedRun:
         """The scores, a row for each validation and set of tables.
 
         Columns: step; data ("synthetic", "own", the name of a task of a suite, or "probe NAME") and rows, which name
-        the set; of classes loss, accuracy and roc_auc, of numbers loss, crps, rmse, r2 and coverage; guess_loss;
-        possible (the roc_auc or r2 that is possible, of probes); is_best (1 if the weights became the best ones);
-        trained_range (inside or outside).
+        the set; loss, accuracy and roc_auc for classification, or loss, crps, rmse, r2 and coverage for regression;
+        guess_loss; possible (for probes, the roc_auc or r2 that is possible); is_best (1 if the weights became the best
+        ones); trained_range (inside or outside).
         """
         return self.table("validation.csv")
 
@@ -165,10 +169,10 @@ class SavedRun:
     @property
     def test(self) -> dict[str, Any] | None:
         """What a run with init_weights has gained, from test.json; None without such a test."""
-        return self.records.of_run("test.json")
+        return self.records.checked_json("test.json")
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return any CSV file in the folder as a data frame, without an incomplete last line and repeated steps."""
+        """Read any CSV file in the folder, without an incomplete last line and without repeated steps."""
         rows = Records((self.folder / name).parent).rows(Path(name).name)
         if not rows:
             return pd.DataFrame()
@@ -192,8 +196,8 @@ class SavedRun:
         Parameters
         ----------
         weights : str or int, optional
-            best (by validation), newest, an average that the run keeps (ema), or the step of a checkpoint. By
-            default the best if there are any, otherwise the newest; a line says which were taken, as in all commands.
+            best (by validation), newest, ema (an average that the run keeps), or the step of a checkpoint. Default: the
+            best if there are any, otherwise the newest. A line says which were taken.
 
         Returns
         -------
@@ -215,12 +219,12 @@ class SavedRun:
         weights : str or int, optional
             As for `network`.
         **options
-            Options of the estimator but `model`, such as n_estimators=1.
+            Options of the estimator other than `model`, such as n_estimators=1.
 
         Returns
         -------
         TabICLClassifier or TabICLRegressor
-            By what the network predicts; not fitted.
+            The estimator for what the network predicts, not fitted.
 
         Raises
         ------
@@ -243,7 +247,7 @@ class SavedRun:
         return path, None
 
     def _plugins(self) -> list[dict[str, Any]]:
-        """Return what the newest checkpoint says of the plug-ins of the run."""
+        """Return the records of the run's plug-ins from the newest checkpoint."""
         newest = checkpoint.newest_valid(self.folder / "checkpoints")
         if newest is None:
             return []

@@ -1,4 +1,4 @@
 """The files of a run: checkpoints, records, curves, status and provenance, and what earlier versions wrote.
 
-Whoever has a run directory can read it with this room alone, without the libraries that train.
+This package alone reads a run directory, without the libraries that training needs.
 """

@@ -38,7 +38,7 @@ KINDS = {
 }
 """Types of records; each may be missing or None."""
 DEEPEST = 100
-"""The deepest level at which records are in each other."""
+"""The deepest level at which records may be nested."""
 
 
 class DamagedCheckpoint(Exception):
@@ -48,10 +48,20 @@ class DamagedCheckpoint(Exception):
 def read_checkpoint(path: Path) -> dict:
     """Read a run's checkpoint or an export, with tensors on the CPU.
 
+    Parameters
+    ----------
+    path : Path
+        A file of torch.save.
+
+    Returns
+    -------
+    dict
+        Its content, see the top of this file for that of a run.
+
     Raises
     ------
     DamagedCheckpoint
-        If the file was altered.
+        If the file is truncated, altered or not a checkpoint.
     ConfigError
         If it has another format version.
     OSError, MemoryError
@@ -62,7 +72,7 @@ def read_checkpoint(path: Path) -> dict:
         content = torch.load(path, map_location="cpu", weights_only=True)
     if is_too_nested(content, path.stat().st_size):
         raise DamagedCheckpoint(
-            f"{path} is not a checkpoint: its records contain each other, or unfold to more than a file holds"
+            f"{path} is not a checkpoint: its records contain each other, or unfold to more than the file holds"
         )
     if is_run_checkpoint(content):
         check_version(path, content, FORMAT_VERSION)
@@ -78,7 +88,7 @@ def is_run_checkpoint(content: Any) -> bool:
 
 
 def is_too_nested(value: Any, size: int) -> bool:
-    """Whether records of a file of so many bytes contain themselves, or unfold to far more values than it can hold."""
+    """Whether records contain themselves, or unfold to far more values than a file of `size` bytes can hold."""
     values = 0
     unseen = [(value, 0)]
     while unseen:
@@ -94,7 +104,7 @@ def is_too_nested(value: Any, size: int) -> bool:
 
 
 def content_problem(content: dict) -> str | None:
-    """Return what keeps a file's content from being a run's, such as a dictionary of another program; or None."""
+    """Return why the content of a file is not that of a run's checkpoint, or None."""
     if type(content["global_step"]) is not int or content["global_step"] < 0:
         return "its global_step is not a number of steps"
     if not isinstance(content.get("config"), dict):
@@ -120,14 +130,14 @@ def state_dict_problem(weights: Any) -> str | None:
 
 
 def holds_its_values(tensor: Tensor) -> bool:
-    """Whether a tensor is dense and has memory for each of its values; others could be of any size."""
+    """Whether a tensor is dense and has memory for each of its values; a small file can describe others of any size."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def check_version(path: Path | str, content: dict, known: int) -> None:
-    """Raise ConfigError for a file of another format version than `known`; files of other programs have none."""
+    """Raise ConfigError for a file of another format version than `known`; files without a version pass."""
     version = content.get("format_version", known)
     if version != known:
         formats = f"its format is version {version}, and this installation reads version {known}"
@@ -135,14 +145,23 @@ def check_version(path: Path | str, content: dict, known: int) -> None:
 
 
 def verify(path: Path) -> None:
-    """Compare a file with its checksums, which torch.load ignores; raises DamagedCheckpoint, OSError, MemoryError."""
+    """Compare a file with its checksums, which torch.load ignores.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If the file is truncated, altered or not a checkpoint.
+    OSError, MemoryError
+        If it cannot be read for another reason.
+    """
     with checkpoint_damage(path), open(path, "rb") as file:
         if file.read(2) != b"PK":  # the start of a zip archive, truncated or not
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
     with checkpoint_damage(path), zipfile.ZipFile(path) as archive:
         if not any(name.endswith("/data.pkl") for name in archive.namelist()):
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
-        # torch.save neither compresses nor stores a record twice, so that reading takes no more memory than the file.
+        # torch.save neither compresses nor stores a record twice. Without either, reading needs no more memory than the
+        # file has bytes.
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             raise DamagedCheckpoint(
                 f"{path} is not a checkpoint: its records are compressed, and torch.save never compresses"
@@ -162,12 +181,12 @@ def checkpoint_damage(path: Path) -> Iterator[None]:
     except (DamagedCheckpoint, MemoryError):
         raise
     except Exception as error:
-        # A damaged offset gives EINVAL; torch's message about a failed allocation has "allocate memory".
+        # A damaged offset gives EINVAL; torch's message about a failed allocation contains "allocate memory".
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
             raise MemoryError(first_line(error)) from None
-        if isinstance(error, pickle.UnpicklingError):  # although the checksums are right
+        if isinstance(error, pickle.UnpicklingError):  # the checksums are right, so it was written like this
             raise DamagedCheckpoint(f"{path} is not a checkpoint") from None
         why = "its end is missing" if isinstance(error, zipfile.BadZipFile) else first_line(error)
         raise DamagedCheckpoint(f"{path} is damaged: {why}") from None
@@ -215,18 +234,31 @@ def step_of(path: Path) -> int:
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """Find the newest intact checkpoint, up to a step; damaged files are reported.
+    """Find the newest intact checkpoint; a warning names each damaged one.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the checkpoints.
+    until : int, optional
+        The largest number of steps done. Default: no limit.
+
+    Returns
+    -------
+    (Path, dict) or None
+        The file and its content; None without checkpoints.
 
     Raises
     ------
     ConfigError
         If all are damaged, or if one cannot be read: an older one would repeat steps silently.
     """
+    # The folder is listed again after each attempt, since a run in progress adds and removes checkpoints.
     damaged: set[Path] = set()
     gone: set[Path] = set()
     while True:
         untried = []
-        for path in saved(folder):  # listed again each time, since a run in progress may write newer ones
+        for path in saved(folder):
             if (until is None or step_of(path) <= until) and path not in damaged | gone:
                 untried.append(path)
         if not untried:
@@ -238,7 +270,7 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
                 raise DamagedCheckpoint(f"{path} is not a checkpoint of a run")
             return path, content
         except FileNotFoundError:
-            gone.add(path)  # a run in progress has written a newer one and removed this one
+            gone.add(path)
         except DamagedCheckpoint as error:
             info(f"warning   {error}; using the checkpoint before it")
             damaged.add(path)
@@ -258,7 +290,7 @@ def refuse_non_finite(path: Path, content: dict) -> None:
 
 
 def how_to_begin_again(run_dir: Path) -> str:
-    """Advise what to do after a run has diverged, and name the weights from which another run may start."""
+    """Return advice on what to do after a run has diverged, with the weights that another run may start from."""
     start = "(run_dir=...)"
     good = newest_good(run_dir / "checkpoints")
     if good is not None:
@@ -270,7 +302,7 @@ def how_to_begin_again(run_dir: Path) -> str:
 
 
 def newest_good(folder: Path) -> Path | None:
-    """Find the newest checkpoint whose weights are finite, and were not yet those of skipped steps."""
+    """Find the newest checkpoint that has finite weights and was not saved while steps were being skipped."""
     for path in reversed(saved(folder)):
         try:
             content = read_checkpoint(path)

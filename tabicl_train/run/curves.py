@@ -19,7 +19,10 @@ THIS_MODEL = "this model"  # the network that was scored: a cell of the column m
 
 
 def training_loss(run_dir: Path) -> float | None:
-    """Return the mean over the last tenth of the steps, without non-finite losses; None before the first step."""
+    """Return the mean training loss over the last tenth of the steps.
+
+    Non-finite losses do not count; nan if there are no others, None before the first step.
+    """
     rows = rows_by_step(run_dir, "metrics.csv")
     last_step = max(rows, default=0)
     losses = []
@@ -33,10 +36,26 @@ def training_loss(run_dir: Path) -> float | None:
 
 
 def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> list[tuple[int, float]]:
-    """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan.
+    """Return the mean of each validation over its sets of tables.
 
-    Sets outside the trained range do not count. `data_sets` are the public data sets that count instead, the same for
-    all runs of a comparison.
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    metric : str
+        KIND/SCORE, such as real/loss.
+    data_sets : collection of str, optional
+        The public data sets that count, the same for all runs of a comparison. Default: those inside the trained range.
+
+    Returns
+    -------
+    list of (int, float)
+        Optimizer steps done, ascending, and the mean, which may be nan.
+
+    Raises
+    ------
+    ConfigError
+        If validation.csv was not written by a run.
     """
     kind, score = metric.split("/")
     means = []
@@ -55,9 +74,9 @@ def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) 
 
 
 def counts_in_means(row: Mapping[str, Any], data_sets: Collection[str] | None = None) -> bool:
-    """Whether a row of validation.csv counts in means: unless its tables lie outside the trained range.
+    """Whether a row of validation.csv counts in means: its tables do not lie outside the trained range.
 
-    With the names of data sets, these are the real ones that count, whatever the trained range.
+    If `data_sets` are given, they are the public data sets that count, whatever the trained range.
     """
     if data_sets is not None and validation_kind(row["data"]) == REAL:
         return row["data"] in data_sets
@@ -65,11 +84,11 @@ def counts_in_means(row: Mapping[str, Any], data_sets: Collection[str] | None = 
 
 
 def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:
-    """Return the complete rows of a CSV file by ascending step, without those that a run has repeated later."""
+    """Return the complete rows of a CSV file by ascending step, without rows of steps that the run has repeated."""
     rows: dict[int, list[dict[str, str]]] = {}
     latest = -1
     for row in Records(run_dir).rows(name):
-        step = number(row.get("step", ""))  # none in a file of another program
+        step = number(row.get("step", ""))  # a file of another program may have no such column
         if not isinstance(step, int):
             continue
         if step < latest:  # the run was rewound, and repeats the steps from here on

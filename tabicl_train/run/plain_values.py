@@ -1,4 +1,4 @@
-"""Reads configurations in plain values, as checkpoints and config.yaml keep them."""
+"""Functions of configurations in plain values, as checkpoints and config.yaml hold them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,19 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
 
 
 def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
-    """Return how many of the first `steps` steps belong to each stage that has begun, by name.
+    """Return how many of the first steps of a run belong to each stage that has begun.
 
-    lengths: the steps of all stages, in their order
+    Parameters
+    ----------
+    lengths : dict of str to int
+        The steps of all stages, in their order.
+    steps : int
+        The number of steps done.
+
+    Returns
+    -------
+    dict of str to int
+        Steps by the names of the stages.
     """
     done = {}
     left = steps

@@ -23,7 +23,7 @@ PACKAGES = ("lightning", "hydra-core", *DRAWING)
 
 
 def describe_origin() -> dict:
-    """Return time, commit and diff of the tracked files (None outside a checkout), versions, and command line."""
+    """Return the time, the commit and diff of the tracked files (None outside a checkout), versions and command."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": git("rev-parse", "HEAD"),
@@ -34,7 +34,7 @@ def describe_origin() -> dict:
 
 
 def describe_installation() -> str:
-    """Return what a bug report needs, a line each: versions, commit and device."""
+    """Return what a bug report needs, one fact a line: versions, commit and device."""
     commit = git("rev-parse", "HEAD") or "unknown, outside a checkout"
     if git("diff", "HEAD"):
         commit += " with changes"
@@ -49,10 +49,18 @@ def describe_installation() -> str:
 
 
 def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str, Any]]) -> None:
-    """Add a start of the run to provenance.jsonl, and print whether tables may now differ.
+    """Add a start of the run to provenance.jsonl, and print a line if its tables may differ from earlier ones.
 
-    origin: from `describe_origin`
-    ranks: for each rank, from `describe_machine`
+    Parameters
+    ----------
+    records : Records
+        The records of the run.
+    step : int
+        The number of steps done.
+    origin : dict
+        What `describe_origin` returned.
+    ranks : list of dict
+        What `describe_machine` returned on each rank.
     """
     start = {"step": step, **origin, "machines": grouped(ranks)}
     starts = records.lines("provenance.jsonl")
@@ -70,7 +78,7 @@ def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str
 
 
 def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge equal descriptions, each with the list of its ranks."""
+    """Merge equal descriptions of ranks; each result has the list of its `ranks`."""
     groups: list[dict[str, Any]] = []
     descriptions: list[dict[str, Any]] = []  # of the groups, without their ranks
     for rank, description in enumerate(ranks):
@@ -82,14 +90,14 @@ def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def drawing_changes(before: dict, now: dict) -> list[str]:
-    """Describe changes, since an earlier start, of what the bits of a table depend on."""
+    """Describe what has changed since an earlier start among the things that the bits of a table depend on."""
     old = drawing_facts(before)
     new = drawing_facts(now)
     return [f"{name} was {old[name]}, is {new[name]}" for name in new if old[name] and old[name] != new[name]]
 
 
 def drawing_facts(start: dict) -> dict[str, str | None]:
-    """Return what the bits of a table depend on, as a start recorded it: versions of packages, and kinds of CPUs."""
+    """Return what the bits of a table depend on, from the record of a start: package versions and kinds of CPUs."""
     facts = {name: (start.get("versions") or {}).get(name) for name in DRAWING}
     cpus = {str(machine.get("cpu")) for machine in start.get("machines") or [] if isinstance(machine, dict)}
     facts["the CPU"] = " and ".join(sorted(cpus))
@@ -106,7 +114,7 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, of this package, and of packages that the results of a run depend on."""
     return {
         "python": platform.python_version(),
-        # That of the code: an editable install keeps the version of the day when it was installed.
+        # From the code, since the metadata of an editable install keep the version at the time of the install.
         "tabicl-train": __version__,
         **{name: metadata.version(name) for name in PACKAGES},
     }
@@ -125,7 +133,7 @@ def cpu_kind() -> str:
 def git(*args: str) -> str | None:
     """Return git's output for the checkout that tracks this package, or None.
 
-    An installed package may lie inside the checkout of another project, which does not track it.
+    An installed package may lie inside the checkout of another project. `ls-files` fails there.
     """
     for command in (["ls-files", "--error-unmatch", "__main__.py"], list(args)):
         try:

@@ -6,9 +6,12 @@ NAME.json, config.yaml  replaced as a whole
 
 A kill can leave an incomplete last line: readers skip it, and the next writer removes it.
 
-Weights and Biases and TensorBoard get the columns of metrics.csv under their names, multiplier/LAYER of scaling.csv,
-and of validation.csv validation/DATA_ROWS/SCORE, validation/NAME/SCORE of tasks of suites,
-validation/probes/NAME/SCORE and validation/mean/KIND.
+Weights and Biases and TensorBoard get the same values under these names:
+
+metrics.csv     the names of its columns
+scaling.csv     multiplier/LAYER
+validation.csv  validation/DATA_ROWS/SCORE; validation/NAME/SCORE for tasks of suites; validation/probes/NAME/SCORE;
+                validation/mean/KIND
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from tabicl_train.outputs import naming, write_atomically
 __all__ = ["Records"]
 
 CONFIG = "config.yaml"
-# The kinds of what is read in JSON files of a run; what may be None may be missing, and so may [str], a list of texts.
+# Types of the values that are read from JSON files of a run. A value may be missing if its type has None, or if it is
+# [str], a list of texts.
 KINDS: dict[str, dict[str, Any]] = {
     "status.json": {"status": str, "step": int, "saved": int | None, "time": str | None, "cause": str | None},
     "test.json": {"step": int, "best_step": int | None, "sentences": [str]},
@@ -50,7 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class WithoutAliases(yaml.SafeLoader):
-    """Refuses aliases, which no run writes, since a short text could unfold to billions of values by them."""
+    """Refuses aliases, which no run writes: with them, a short text could unfold to billions of values."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Return the node of the next event."""
@@ -72,8 +76,8 @@ class Records:
     Attributes
     ----------
     loggers : list
-        Each has a `name`, `log_metrics` and `close`. The first values open them, after all workers are forked. A logger
-        that raises an error is dropped with a warning, and the run continues.
+        Each has a `name`, `log_metrics` and `close`. A logger opens when it gets its first values, after all workers
+        are forked. If it raises an error, it is dropped with a warning and the run continues.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +85,7 @@ class Records:
         self.loggers: list[Any] = []
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Log values by name after so many optimizer steps: numbers, and texts, which a logger may leave out."""
+        """Log values by name after `step` optimizer steps: numbers, and texts, which a logger may leave out."""
         self._call_loggers("log_metrics", values, step)
 
     def close_loggers(self, exit_code: int = 0) -> None:
@@ -94,7 +98,7 @@ class Records:
             try:
                 getattr(logger, method)(*arguments)
             except Exception as error:  # of many types in wandb
-                info(f"warning   {logger.name}: nothing more is logged: {first_line(error)}")
+                info(f"warning   {logger.name} has failed and logs nothing more: {first_line(error)}")
                 self.loggers.remove(logger)
 
     def append_rows(self, name: str, *rows: dict) -> None:
@@ -109,17 +113,17 @@ class Records:
         path = self.folder / name
         with naming(path), open(path, "ab") as file:
             end = whole_lines_end(path)
-            file.truncate(end)  # removes an incomplete last line, which a kill has left
+            file.truncate(end)  # removes an incomplete last line after a kill
             if end == 0:
                 text = header + text
             file.write(text.encode())
 
     def replace(self, name: str, text: str) -> None:
-        """Replace a file; it has the old or the new content whenever the process is killed."""
+        """Replace a file atomically: if the process is killed, it has the old or the new content."""
         write_atomically(self.folder / name, lambda file: file.write(text.encode()))
 
     def rewind(self, name: str, steps: int) -> None:
-        """Drop incomplete lines, and those of steps after the first `steps`, which will be repeated."""
+        """Drop incomplete lines, and lines of steps after the first `steps`, which will be repeated."""
         path = self.folder / name
         try:
             content = path.read_bytes()
@@ -131,7 +135,10 @@ class Records:
             write_atomically(path, lambda file: file.writelines(kept))
 
     def rows(self, name: str) -> list[dict[str, str]]:
-        """Return the complete rows of a CSV file, by column; none if it is missing. Raises ConfigError."""
+        """Return the complete rows of a CSV file, by column; empty if it is missing.
+
+        Raises ConfigError if it cannot be read.
+        """
         with open_or_empty(self.folder / name) as file:
             lines = [line for line in file if line.endswith("\n")]
         if not lines:
@@ -143,9 +150,9 @@ class Records:
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
 
     def lines(self, name: str) -> list[dict]:
-        """Return the complete lines of a JSON lines file; none if it is missing.
+        """Return the complete lines of a JSON lines file; empty if it is missing.
 
-        Raises ConfigError if a line holds values of other kinds than those of KINDS.
+        Raises ConfigError if a line holds values of other types than those in KINDS.
         """
         found = []
         with open_or_empty(self.folder / name) as file:
@@ -178,14 +185,14 @@ class Records:
         with open_or_empty(self.folder / name) as file:
             return parsed(file.read())
 
-    def of_run(self, name: str) -> dict | None:
-        """Return what `json` does if it is of the KINDS of this file, otherwise None."""
+    def checked_json(self, name: str) -> dict | None:
+        """Return the content of a JSON file like `json`, but None if its types are not those in KINDS."""
         values = self.json(name)
         return None if values is None or wrong_kinds(values, KINDS[name]) else values
 
 
 def read_yaml(text: str, loader: type = yaml.SafeLoader) -> Any:
-    """Parse YAML; raises yaml.YAMLError or ValueError for whatever is wrong with it, also if it holds itself."""
+    """Parse YAML; raises yaml.YAMLError or ValueError whatever is wrong with it, also if it contains itself."""
     try:
         content = yaml.load(text, loader)
     except (yaml.YAMLError, ValueError):
@@ -199,7 +206,7 @@ def read_yaml(text: str, loader: type = yaml.SafeLoader) -> Any:
 
 
 def wrong_kinds(values: dict, kinds: Mapping[str, Any]) -> str:
-    """Say which values are not of their kinds; "" if all are."""
+    """Return which values have other types than they should; "" if all are right."""
     wrong = []
     for key, kind in kinds.items():
         value = values.get(key)
@@ -213,7 +220,7 @@ def wrong_kinds(values: dict, kinds: Mapping[str, Any]) -> str:
 
 
 def number(text: str) -> int | float | str:
-    """Return the number that a text stands for, or the text."""
+    """Convert a text to a number if it is one, otherwise return the text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -223,7 +230,7 @@ def number(text: str) -> int | float | str:
 
 
 def open_or_empty(path: Path) -> io.TextIOBase:
-    """Open a text file; a missing one is empty."""
+    """Open a text file for reading; a missing one reads as empty."""
     try:
         return open(path, newline="", encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -231,7 +238,7 @@ def open_or_empty(path: Path) -> io.TextIOBase:
 
 
 def parsed(text: str) -> dict | None:
-    """Parse a JSON object; None if it is incomplete, or not an object."""
+    """Parse a JSON object; None if it is incomplete or not an object."""
     try:
         values = read_json(text)
     except ValueError:
@@ -240,7 +247,7 @@ def parsed(text: str) -> dict | None:
 
 
 def whole_lines_end(path: Path) -> int:
-    """Return the bytes of a file up to the end of its last complete line."""
+    """Return the offset of the end of the last complete line of a file, in bytes."""
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -263,7 +270,7 @@ def csv_text(rows: Iterable[Iterable]) -> str:
 
 
 def kept_rows(lines: list[bytes], steps: int) -> list[bytes]:
-    """Return the header of a CSV file, and its complete rows of the first `steps` steps."""
+    """Return the header of a CSV file and the complete rows of the first `steps` steps."""
     complete = [line.decode(errors="replace") for line in lines if line.endswith(b"\n")]
     rows = [row for row in csv.reader(complete) if row]
     if not rows:

@@ -27,10 +27,10 @@ class Removed:
     advice : str
         What to do instead, as the end of a sentence.
     neutral : tuple, optional
-        The values with which it had no effect. None: files with any value are read, since it never changed what a run
-        computes, or another removed setting says whether it did.
+        The values with which it had no effect. Default: files with any value are read, since the setting never changed
+        what a run computes, or another removed setting says whether it did.
     owners : tuple of str, optional
-        The names of the priors or optimizers that had it; others, of plug-ins, may have an option of this name.
+        The names of the priors or optimizers that had it. Those of plug-ins may have an option of the same name.
     """
 
     advice: str
@@ -38,7 +38,7 @@ class Removed:
     owners: tuple[str, ...] = ()
 
 
-# By dotted key, as on the command line of tabicl-train; the name of a stage is *.
+# By dotted key, as on the command line of tabicl-train, with * for the name of a stage.
 REMOVED: dict[str, Removed] = {
     "sweep.scaling_law": Removed("tests/benchmarks/scaling_law.py fits it to the runs of a sweep that have finished"),
     "sweep.forecast": Removed("tests/benchmarks/scaling_law.py forecasts losses from the runs of a sweep"),
@@ -105,14 +105,14 @@ REMOVED_CHOICES = {"prior=disk": REMOVED["prior.folder"].advice}  # of files of 
 
 
 def removed_setting(key: str) -> Removed | None:
-    """Return the entry of a dotted key of this or an earlier version; None if it was not removed."""
-    of_a_stage = re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key)
-    of_a_component = re.sub(r"^prior\.components\.[^.]+\.realism\.", "prior.realism.", key)
-    return REMOVED.get(key) or REMOVED.get(of_a_stage) or REMOVED.get(of_a_component)
+    """Return the entry of a dotted key; None if the setting was not removed."""
+    stage_key = re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key)
+    component_key = re.sub(r"^prior\.components\.[^.]+\.realism\.", "prior.realism.", key)
+    return REMOVED.get(key) or REMOVED.get(stage_key) or REMOVED.get(component_key)
 
 
 def removal(key: str) -> str | None:
-    """Return the line about a key that is no setting any more; None if it never was one."""
+    """Return the error about a setting that was removed; None if the key was not removed."""
     setting = removed_setting(key)
     return None if setting is None else f"{key}: removed in version 0.3.0; {setting.advice}"
 
@@ -139,11 +139,14 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     ConfigError
         If removed settings had an effect.
     """
+    # Version 0.2.0 had two settings in place of validation.suites.
     kept: dict[str, Any] = {}
+    if prefix == "validation." and "real_rows" in values:
+        kept["suites"] = ["sklearn"] * bool(values["real_rows"]) + ["probes"] * bool(values.get("probes"))
+
+    # Drop removed settings. Options of a plug-in's network, prior or optimizer stay even if they have the same name.
     problems = []
     own = options_of_network(values) if prefix == "model." else set()
-    if prefix == "validation." and "real_rows" in values:  # of version 0.2.0, which had two settings instead
-        kept["suites"] = ["sklearn"] * bool(values["real_rows"]) + ["probes"] * bool(values.get("probes"))
     for name, value in values.items():
         key = f"{prefix}{name}"
         setting = removed_setting(key)
@@ -151,14 +154,14 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
             setting = None
         if name in own:
             setting = None
-        if setting is None and isinstance(value, dict):
+        if setting is None and isinstance(value, dict):  # a section, all problems of which are collected
             try:
                 kept[name] = without_removed(source, value, f"{key}.")
             except ConfigError as error:
                 problems += error.problems
         elif setting is None:
             kept[name] = value
-        elif setting.neutral is not None and value not in setting.neutral:
+        elif setting.neutral is not None and value not in setting.neutral:  # it had an effect
             problems.append(f"{source} has {key}={value}, which was removed in version 0.3.0; {setting.advice}")
     if problems:
         raise ConfigError(problems)
@@ -166,15 +169,15 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
 
 
 def options_of_network(values: dict[str, Any]) -> set[str]:
-    """Return the options that a network has in this version; one of a plug-in may have what ours had."""
+    """Return the options that a network has in this version; a network of a plug-in may have one that ours lost."""
     try:
         return {field.name for field in fields(settings_of(values))}
-    except ConfigError:  # nobody has registered it, which is said where it is built
+    except ConfigError:  # it is not registered, which is reported where it is built
         return set()
 
 
 def as_of_now(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as this version has them, to be shown and compared.
+    """Return the settings of a run in terms of this version, to be shown and compared.
 
     Parameters
     ----------
@@ -193,7 +196,7 @@ def as_of_now(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def words_as_of_now(words: Iterable[str]) -> list[str]:
-    """Return settings of a command line, which the journal of a sweep holds, as this version has them.
+    """Return settings of a command line, from the journal of a sweep, in terms of this version.
 
     Parameters
     ----------
@@ -211,7 +214,7 @@ def words_as_of_now(words: Iterable[str]) -> list[str]:
     for word in words:
         key, _, text = word.partition("=")
         setting = removed_setting(key)
-        if setting is None or setting.owners:  # whose owner another word names
+        if setting is None or setting.owners:  # another word names the owner
             kept.append(word)
         elif key in ("validation.real_rows", "validation.probes"):
             validation[key.removeprefix("validation.")] = yaml.safe_load(text)

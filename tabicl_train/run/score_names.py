@@ -1,17 +1,17 @@
-"""The names in tables of scores: kinds of validation tables and columns, which training and evaluation share."""
+"""The names in tables of scores, which training and evaluation share: kinds of validation tables, and columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 # Kinds of validation tables.
-SYNTHETIC = "synthetic"  # that a prior computes
-OWN = "own"  # that a prior draws from real tables
-REAL = "real"  # public ones
-PROBES = "probes"  # made tables with a known answer
-PROBE = "probe "  # what the names of probes begin with in the column `data` of validation.csv
+SYNTHETIC = "synthetic"  # computed by a prior
+OWN = "own"  # drawn by a prior from real tables
+REAL = "real"  # public data sets
+PROBES = "probes"  # constructed tables with a known answer
+PROBE = "probe "  # prefix of the names of probes in the column `data` of validation.csv
 
-# Columns of validation.csv; for regression the next ones.
+# Columns of validation.csv, of classification and of regression.
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss", "possible")
 NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss", "possible")
 INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
@@ -20,8 +20,8 @@ REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # the main score on real data 
 
 
 def judged_by(columns: Iterable[str]) -> str:
-    """Return which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
-    (score,) = REAL_SCORES.keys() & set(columns)  # a ValueError unless it is exactly one
+    """Return which of the REAL_SCORES a table with these columns has; raises ValueError unless it is exactly one."""
+    (score,) = REAL_SCORES.keys() & set(columns)
     return score
 
 

@@ -1,14 +1,15 @@
-"""The lock of a run directory, in which one process writes at a time, and the status of the run.
+"""The lock of a run directory, so that one process at a time writes in it, and the status of the run.
 
-The operating system releases the lock of the file `lock` when its owner ends in any way. status.json:
+The lock is one of the operating system on the file `lock`, which is released however its owner ends. status.json:
 
-status   running, finished, preempted or failed; `read_status` reports a running one whose process is gone as killed
+status   running, finished, preempted or failed; `read_status` returns killed for a running one whose process is gone
 step     optimizer steps done
 saved    optimizer steps of the newest checkpoint
-time     of the last change; at most ten seconds ago during training
-host, process
-launch   the elastic agent's name of the launch; null for a single process
-cause    of a failed run
+time     time of the last change, at most ten seconds ago during training
+host     name of the machine
+process  number of the process
+launch   name of the launch by the elastic agent; null for a single process
+cause    why the run failed
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOCK = "lock"
 STATUS = "status.json"
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system without locks
 TIMEOUT = 1.0  # seconds to wait for the lock, which `is_in_use` of another process may hold for a moment
-RESTARTED = 120.0  # the same after a restart, when a dead machine may hold it
+RESTARTED = 120.0  # seconds to wait after a restart, when a dead machine may still hold the lock
 EVERY = 10.0  # seconds between updates during training
 
 
@@ -47,7 +48,7 @@ class RunLock:
         self.lock = FileLock(self.path, fallback_to_soft=False)
 
     def acquire(self) -> None:
-        """Take the lock."""
+        """Take the lock, or warn if the file system has no locks; raises ConfigError if another process holds it."""
         restarts = [os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), os.environ.get("SLURM_RESTART_COUNT", 0)]
         was_restarted = any(int(count) > 0 for count in restarts)
         try:
@@ -58,14 +59,14 @@ class RunLock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise ConfigError([f"{self.path} cannot be locked: {error.strerror}"]) from None
-            info(f"warning   {self.path} cannot be locked ({error.strerror}): a second start would not be refused")
+            info(f"warning   {self.path} cannot be locked ({error.strerror}); a second start would not be refused")
         else:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             with naming(self.path):
                 self.path.write_text(f"by process {os.getpid()} on {socket.gethostname()} since {since}\n")
 
     def release(self) -> None:
-        """Release the lock, if this process holds it, and remove a new folder in which nothing was written."""
+        """Release the lock if this process holds it, and remove a new folder if nothing was written in it."""
         if self.is_new and self.lock.is_locked and os.listdir(self.folder) == [LOCK]:  # the run could not start
             self.path.unlink()
             self.folder.rmdir()
@@ -111,12 +112,12 @@ class RunStatus:
             self.records.replace(STATUS, json.dumps(self.values) + "\n")
 
     def finish_earlier(self, step: int) -> None:
-        """Write the status finished, unless it was written before."""
+        """Write the status finished if it is not there yet."""
         if (self.records.json(STATUS) or {}).get("status") != "finished":
             self.write(status="finished", step=step, saved=step)
 
     def update(self, step: int) -> None:
-        """Note the number of steps done, and write it every ten seconds."""
+        """Set the number of steps done, and write it every ten seconds."""
         self.values["step"] = step
         if time.monotonic() - self.written >= EVERY:
             self.write()
@@ -124,11 +125,11 @@ class RunStatus:
 
 def written_status(folder: Path) -> dict | None:
     """Return the content of status.json; None if it is missing or is not the status of a run."""
-    return Records(folder).of_run(STATUS)
+    return Records(folder).checked_json(STATUS)
 
 
 def read_status(folder: Path) -> dict | None:
-    """Return what `written_status` does; the status of a run that was killed is `killed`.
+    """Return the content of status.json like `written_status`, but with the status `killed` for a killed run.
 
     The step of a killed run is that of the last update, at most ten seconds before the kill.
     """

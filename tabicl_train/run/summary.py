@@ -24,14 +24,14 @@ SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 def runs_table(folder: Path) -> str:
     """List the runs in a folder and its subfolders, newest first; raises ConfigError if there is none."""
-    rows = []  # with the time of the last change
+    rows = []  # (time of the last change, cells)
     for run in find_runs(folder):
         changed = 0.0
         try:
             status = read_status(run)
             changed = last_change(status)
             rows.append((changed, [run, *columns_of(run, status)]))
-        except Exception as error:  # files of others, or edited by hand, which may hold anything
+        except Exception as error:  # files of other programs, or edited by hand, may hold anything
             reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {first_line(error)}"
             info(f"warning   {run} cannot be read: {reason}")
             rows.append((changed, [run, DAMAGED, "-", "-", "-", "-"]))
@@ -43,6 +43,7 @@ def runs_table(folder: Path) -> str:
 
 def columns_of(run: Path, status: dict | None) -> list[str]:
     """Return the columns of `runs_table` after the first one; warns if the status or the configuration is damaged."""
+    # The status, and the steps done of all steps.
     if status is None:
         info(f"warning   {run / STATUS} is not the status of a run")
         name = DAMAGED
@@ -57,6 +58,8 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
         except ConfigError as error:
             info(f"warning   {error}")
             step += "/?"
+
+    # Loss, score and age, each "-" if unknown.
     loss = training_loss(run)
     changed = last_change(status)
     return [
@@ -70,7 +73,7 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run directories in a folder, also those of sweeps, without descending into them."""
-    for place, folders, names in os.walk(folder):  # which descends into what is left in `folders`
+    for place, folders, names in os.walk(folder):  # it descends into what is left in `folders`
         if STATUS in names:
             folders.clear()
             yield Path(place)
@@ -87,7 +90,7 @@ def last_change(status: dict | None) -> float:
 
 
 def age_in_words(seconds: float) -> str:
-    """Format a time in the largest unit of which it has at least one."""
+    """Format a time in the largest unit that it fills at least once: 90 minutes are 2 h."""
     for name, unit in SECONDS.items():
         if seconds >= unit:
             return f"{seconds / unit:.0f} {name}"
@@ -95,7 +98,10 @@ def age_in_words(seconds: float) -> str:
 
 
 def steps_of_run(run_dir: Path) -> int | None:
-    """Return the steps of a run by its configuration; None if it has not begun. Raises ConfigError if it is damaged."""
+    """Return the number of steps of a run from its configuration; None if the run has none yet.
+
+    Raises ConfigError if the configuration is damaged.
+    """
     records = Records(run_dir)
     config = records.config()
     if config is None:

@@ -26,12 +26,24 @@ def arms_of_sweep(sweep: Sweep, by: str | None = None, validated: bool = False) 
     Parameters
     ----------
     sweep : Sweep
-        Two of its points have finished; otherwise ConfigError is raised.
+        A sweep of which at least two points have finished.
     by : str, optional
-        A setting whose values are the arms, each the mean over the other settings that all of the values have.
-    validated : bool
-        Whether their scores are those of the last validations. Otherwise their networks are to be scored.
+        A setting whose values become the arms, each the mean over those other settings that all of the values have.
+        Default: every point is an arm.
+    validated : bool, optional
+        Whether the arms have the scores of the last validations. Otherwise their networks are still to be scored.
+
+    Returns
+    -------
+    list of Arm
+        In the order of the values of the grid.
+
+    Raises
+    ------
+    ConfigError
+        If fewer than two points have finished, or `by` does not vary or has no two values with the same other settings.
     """
+    # Every finished point is an arm. With `by`, they are also grouped by its value, and then by the other settings.
     key = None if by is None else varied_key(sweep, by)
     other_keys = [each for each in sweep.parameters if each != key]
     arms: dict[str, Arm] = {}  # by name
@@ -48,10 +60,11 @@ def arms_of_sweep(sweep: Sweep, by: str | None = None, validated: bool = False) 
     if key is None:
         return list(arms.values())
 
+    # Only settings that all values were combined with count, so that each mean is over the same points.
     first, *rest = by_value.values()
     shared = [others for others in first if all(others in arms_of_value for arms_of_value in rest)]
     if not shared:
-        raise ConfigError([f"by is {key!r}, but no two finished points differ in nothing else"])
+        raise ConfigError([f"by is {key!r}; no two finished points differ in this setting alone"])
     means = []
     for name, arms_of_value in by_value.items():
         parts = tuple(arms_of_value[others] for others in shared)
@@ -68,7 +81,7 @@ def finished_points(sweep: Sweep) -> list[SweepPoint]:
 
 
 def grid_place(trial: FrozenTrial) -> tuple:
-    """Return the place of a point among the values of a grid; in the order of trials if there are ranges."""
+    """Return a sort key: the indices of the point's values in a grid, or its trial number if a range varies."""
     places = []
     for key, distribution in trial.distributions.items():
         if not isinstance(distribution, CategoricalDistribution):
@@ -99,7 +112,7 @@ def last_validation(sweep: Sweep, run: SweepRun) -> pd.DataFrame:
     last_rows = by_step[max(by_step)] if by_step else []
     for row in last_rows:
         kind = validation_kind(row["data"])
-        if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
+        if kind == PROBES:  # no sweep has a metric on probes; tabicl-compare SWEEP suite=probes compares them
             continue
         if not counts_in_means(row, sweep.data_sets):
             continue

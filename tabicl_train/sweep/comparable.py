@@ -1,6 +1,6 @@
 """What differs between runs: whether they are trained on identical tables, and whether a metric compares them.
 
-The values of a metric can be compared if they are of the same objective and of tables of the same distribution.
+Values of a metric can be compared if they come from the same objective and from tables of the same distribution.
 """
 
 from __future__ import annotations
@@ -19,20 +19,29 @@ from tabicl_train.sweep.metric import SWEEP_METRICS, is_better_lower, range_at_e
 
 INCOMPARABLE = "settings that differ"  # attribute of a study: what `incomparable` returned
 
-# Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
-OF_LEARNING = (
+# Settings of a stage that do not change its tables. Any setting that is not listed here counts as one that does.
+LEARNING_SETTINGS = (
     *("learning_rate", "schedule", "schedule_options", "warmup", "decay", "final_learning_rate", "clip"),
     *("weight_decay", "fresh_optimizer", "frozen", "checkpoint_rows", "col_attention_fp32", "pack_tokens"),
 )
-# How many tables a stage draws, and how many of them share their sizes; each table is of the same distribution.
-OF_NUMBERS = ("steps", "tables", "group_size")
+# Settings that change how many tables are drawn, or drawn together, but not the distribution of a single table.
+COUNT_SETTINGS = ("steps", "tables", "group_size")
 
 
 def incomparable(configs: Sequence[RunConfig]) -> dict[str, dict[str, list[str]]]:
-    """Return the metrics by which runs cannot be compared, each with the settings that differ, by what they decide.
+    """Return the metrics by which runs cannot be compared, and the settings that are the reason.
 
-    For example {"loss": {"objectives": ["objective.label_smoothing"], "tables": ["prior"]}}. Metrics of a kind that not
-    all of the runs have are left out.
+    Parameters
+    ----------
+    configs : sequence of RunConfig
+        The configurations of the runs.
+
+    Returns
+    -------
+    dict
+        By metric, then by what the settings change ("objectives" or "tables"), their dotted names. For example
+        {"loss": {"objectives": ["objective.label_smoothing"], "tables": ["prior"]}}. Metrics that some of the runs do
+        not have are left out.
     """
     tables_of_runs = [tables_by_kind(config) for config in configs]
     found = {}
@@ -50,27 +59,51 @@ def incomparable(configs: Sequence[RunConfig]) -> dict[str, dict[str, list[str]]
 
 
 def warning_of(metric: str, found: Mapping[str, Mapping[str, list[str]]], folder: Path) -> str | None:
-    """Return a line if the points of a sweep cannot be compared by a metric; found: what `incomparable` returned."""
+    """Return a warning if the points of a sweep cannot be compared by a metric, otherwise None.
+
+    Parameters
+    ----------
+    metric : str
+        The metric.
+    found : mapping
+        What `incomparable` returned for the runs of the sweep.
+    folder : Path
+        The folder of the sweep, which the advice names.
+
+    Returns
+    -------
+    str or None
+    """
     if metric not in found:
         return None
     title = "training loss" if metric == "loss" else metric
     settings = ", ".join(dict.fromkeys(itertools.chain(*found[metric].values())))
-    reason = f"{title} of points that differ in {settings} is of different {' and '.join(found[metric])}"
+    reason = f"their {' and '.join(found[metric])} differ"
     instead = f"tabicl-compare {shlex.quote(str(folder))} suite=NAME"
     if f"{REAL}/loss" not in found:
         instead = f"real/loss, or by {instead}"
-    return f"{reason}, and cannot be compared; compare such points by {instead}"
+    return f"{title} cannot be compared between points that differ in {settings}: {reason}; compare them by {instead}"
 
 
 def shared_in_words(names: Sequence[str], configs: Iterable[Mapping[str, Any]]) -> str | None:
-    """Say which points are trained on identical tables with the same seed; None if there is one point only.
+    """Return a sentence about which points are trained on identical tables with the same seed.
 
-    configs: as in config.yaml
+    Parameters
+    ----------
+    names : sequence of str
+        The names of the points.
+    configs : iterable of mapping
+        The configuration of each point in plain values, as in config.yaml.
+
+    Returns
+    -------
+    str or None
+        None for a single point.
     """
     groups: dict[str, list[str]] = {}
     for name, values in zip(names, configs, strict=True):
         config = as_of_now(dict(values))  # a sweep may have runs of two versions
-        # For networks that do not read missing values the same tables are imputed.
+        # A network that does not read missing values gets the same tables, but imputed.
         decisive = [training_tables(config), config["model"].get("missing_values")]
         groups.setdefault(json.dumps(decisive, sort_keys=True, default=str), []).append(name)
     if len(names) < 2:
@@ -87,19 +120,19 @@ def shared_in_words(names: Sequence[str], configs: Iterable[Mapping[str, Any]]) 
 
 
 def training_tables(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide on which tables a run is trained, apart from its seed; config: plain values."""
+    """Return the settings, in plain values, that decide on which tables a run is trained, apart from its seed."""
     stages = {}
     for name, stage in config["curriculum"]["stages"].items():
-        stages[name] = {key: setting for key, setting in stage.items() if key not in OF_LEARNING}
+        stages[name] = {key: setting for key, setting in stage.items() if key not in LEARNING_SETTINGS}
     classes = {"max_classes": config["model"].get("max_classes")}
     return {"prior": config["prior"], "model": classes, "curriculum": {"stages": stages}}
 
 
 def objective(metric: str, config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide what a loss is; nothing for other scores."""
+    """Return the settings that define the loss of a metric; empty for metrics that are no losses."""
     from tabicl_train.model.config import family_of
 
-    # On real tables the loss is that of an estimator, whatever the network's own loss is.
+    # On real tables, `loss` is the log loss or pinball loss of an estimator, whatever the network was trained by.
     if metric == f"{REAL}/loss" or not is_better_lower(metric):
         return {}
     family = family_of(config.model)
@@ -115,7 +148,7 @@ def objective(metric: str, config: RunConfig) -> dict[str, Any]:
 
 
 def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Return the settings that decide on which tables a run is scored, by the kinds of metrics that it has."""
+    """Return, for each kind of metric that a run has, the settings that decide on which tables it is computed."""
     trained = training_tables(asdict(config))
     classes = trained["model"]
     stages = stages_at_end(config, trained["curriculum"]["stages"])
@@ -144,12 +177,12 @@ def stages_at_end(config: RunConfig, settings: Mapping[str, dict[str, Any]]) -> 
     for name, steps in steps_of_stages(lengths, config.total_steps).items():
         end += steps
         if end > 0.9 * config.total_steps:
-            stages[name] = {key: value for key, value in settings[name].items() if key not in OF_NUMBERS}
+            stages[name] = {key: value for key, value in settings[name].items() if key not in COUNT_SETTINGS}
     return stages
 
 
 def priors_of_validation(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Return the settings of the priors of the validation tables by kind: of a mixture, the components of the kind."""
+    """Return the settings of the priors of the validation tables by kind, for a mixture its components of the kind."""
     from priors.mix_scm import MixSCM
 
     by_kind = {}
@@ -164,7 +197,10 @@ def priors_of_validation(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def rows_that_count(config: RunConfig) -> list[int]:
-    """Return the rows of the synthetic validation tables inside the trained range, which alone count in means."""
+    """Return those numbers of rows of synthetic validation tables that lie inside the trained range.
+
+    Only they count in means.
+    """
     from tabicl_train.weights.pretrained import range_of_stages
 
     trained = range_at_end(config)
@@ -186,9 +222,9 @@ def differing(values: Sequence[Any], name: str = "") -> list[str]:
     Parameters
     ----------
     values : sequence
-        The values to compare, one of each run: dictionaries, which may be nested, or plain values.
+        The values to compare, one for each run: dictionaries, which may be nested, or plain values.
     name : str
-        The dotted name of the values themselves, with which the returned names begin.
+        The dotted name of the values themselves; the returned names begin with it.
 
     Returns
     -------
@@ -198,7 +234,7 @@ def differing(values: Sequence[Any], name: str = "") -> list[str]:
     first, *others = values
     if all(other == first for other in others):
         return []
-    # A difference without parts: of plain values, or of different choices, such as priors.
+    # Plain values, and different choices such as two priors, differ as a whole.
     if not all(isinstance(value, dict) for value in values):
         return [name]
     if len({value.get("name") for value in values}) > 1:

@@ -48,14 +48,31 @@ class Compared:
 
 
 def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
-    """Compare what the words name: print the tables, and write them and the figures."""
+    """Compare what the words name, print the tables, and write tables and figures.
+
+    Parameters
+    ----------
+    words : sequence of str
+        What to compare, as on the command line of tabicl-compare.
+    options : CompareOptions
+        Its options.
+
+    Returns
+    -------
+    Compared
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to compare, or an option does not apply to what is compared.
+    """
     if not words:
         raise ConfigError(["there is nothing to compare; name two or more, such as: tabicl-compare mini runs/mine"])
     sweeps = {word: open_sweep(word) for word in words if Path(word, STUDY).exists()}
     is_one_sweep = len(words) == 1 and bool(sweeps)
     output = Path(options.output or (words[0] if is_one_sweep else OUTPUT))
     if options.by is not None and not sweeps:
-        raise ConfigError([f"by is {options.by!r}, which is for sweeps"])
+        raise ConfigError([f"by is {options.by!r}; it applies to sweeps only"])
     if is_one_sweep and options.suite is None:
         if unused := options.given_for_scoring():
             raise ConfigError([f"{', '.join(unused)}: without suite= the points are compared by their validations"])
@@ -135,7 +152,8 @@ def compare_on_tasks(
 def find_arms(words: Sequence[str], sweeps: Mapping[str, Sweep], by: str | None) -> tuple[list[Arm], list[str]]:
     """Return the arms that the words name, without their scores, and the word of each arm.
 
-    Beside another sweep, the points of a sweep begin with its word, since both may have points of the same name.
+    With several sweeps, the name of each point begins with the word of its sweep, since two sweeps may have points of
+    the same name.
     """
     arms: list[Arm] = []
     word_of_arm: list[str] = []
@@ -154,19 +172,20 @@ def find_arms(words: Sequence[str], sweeps: Mapping[str, Sweep], by: str | None)
 
 
 def check_arms(arms: Sequence[Arm], options: CompareOptions) -> None:
-    """Raise ConfigError for arms that cannot be compared, and for options that none of them is scored with."""
+    """Raise ConfigError if the arms cannot be compared, or if options of scoring are given but nothing is scored."""
     if len(arms) < 2:
         raise ConfigError([f"{arms[0].name} is one arm; name another one to compare it with"])
     if any(True for arm in arms for _ in paths_of(arm)):
         return
     if unused := options.given_for_scoring():
-        raise ConfigError([f"{', '.join(unused)}: no network is to be scored, since files have their scores already"])
+        raise ConfigError([f"{', '.join(unused)}: no network is scored, since files hold their scores already"])
     for name in names_of_baselines(arms):
-        raise ConfigError([f"{name} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"])
+        scored = "a baseline, which is scored together with a network"
+        raise ConfigError([f"{name} is {scored}; name one, or FILE.csv:METHOD"])
 
 
 def chosen_metrics(options: CompareOptions) -> list[str]:
-    """Return the metrics that the options name; [] for the default ones."""
+    """Return the metrics that the options name; empty if they name none, which means the default ones."""
     if options.metric is None:
         return []
     if isinstance(options.metric, str):
@@ -184,7 +203,22 @@ def compare_all(
 
 
 def write_comparison(folder: Path, compared: Compared, overwrite: bool) -> list[str]:
-    """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
+    """Write the tables and, if matplotlib is installed, the figures of the first metric.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, which is made if it is missing.
+    compared : Compared
+        The result of a comparison.
+    overwrite : bool
+        Whether to replace tables that are there already.
+
+    Returns
+    -------
+    list of str
+        Lines for the user that name the files.
+    """
     make_folder("output", folder)
     write_tables(folder, compared.comparisons, overwrite)
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
@@ -194,14 +228,14 @@ def write_comparison(folder: Path, compared: Compared, overwrite: bool) -> list[
 
         files += [f"{name}.pdf and .png" for name in write_figures(folder, compared.comparisons[0])]
     else:
-        no_figures = [f"figures   none, since they need matplotlib: {install('matplotlib', 'plots')}"]
+        no_figures = [f"figures   not drawn; they need matplotlib: {install('matplotlib', 'plots')}"]
     return [*no_figures, f"written   {', '.join(files)} in {folder}"]
 
 
 def compare_points(sweep: Sweep) -> Compared | None:
-    """Compare the finished points of a grid by its metric; return None with fewer than two points, and for a search.
+    """Compare the finished points of a grid by its metric; None for fewer than two points, and for a search.
 
-    A search has as many points as trials, and none of them is a reference for the others.
+    A search has as many points as trials, none of which is a reference for the others.
     """
     if sweep.study.user_attrs["identity"]["sampler"] != "grid" or len(sweep.ranked) < 2:
         return None

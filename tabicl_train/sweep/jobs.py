@@ -27,22 +27,37 @@ OUTPUT = "_0_log.out"  # end of the name of the file with the output of a run, a
 
 
 def slots(plan: Plan) -> list[str]:
-    """Return the CUDA_VISIBLE_DEVICES of each of the concurrent runs, empty without GPUs.
+    """Return a slot for each run that may run at the same time.
 
-    Without sweep.jobs there are as many as the GPUs, or cores, allow for the largest run. With more, runs share GPUs.
+    Their number is sweep.jobs. Default: as many as there are GPUs, or without GPUs cores, for the largest run. With a
+    larger number, runs share GPUs.
+
+    Parameters
+    ----------
+    plan : Plan
+        The sweep.
+
+    Returns
+    -------
+    list of str
+        The CUDA_VISIBLE_DEVICES of each slot; empty texts without GPUs, and on a cluster, which assigns them itself.
     """
     sweep = plan.sweep
     if sweep.submit.cluster != "local":
         return [""] * (sweep.jobs or plan.total * len(sweep.seeds))
+
+    # Without GPUs, the cores that the largest run needs with one worker decide.
     largest = max(plan.configs, key=lambda config: config.trainer.devices or 1)
     devices = largest.trainer.devices or 1
     if not uses_cuda(largest.trainer):
         with_one_worker, _ = largest.with_workers(1)
         cores = devices * with_one_worker.cores
         return [""] * (sweep.jobs or max(1, num_cores() // cores))
+
+    # Groups of GPUs, each for one run, which the slots take in turn.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
-    groups = []  # of GPUs, one for each run
+    groups = []
     for first in range(0, len(gpus) - devices + 1, devices):
         groups.append(",".join(gpus[first : first + devices]))
     if not groups:
@@ -68,7 +83,7 @@ class Job:
         """The number of the latest process of the run, or of its latest job in SLURM."""
         if self.submitted is not None:
             return self.submitted.job_id
-        # submitit writes the first file when it submits a job; the second one is there once the run has started.
+        # submitit writes the pickle when it submits a job; the output of a local run exists once it has started.
         ending = "_submitted.pkl" if self.cluster == "slurm" else OUTPUT
         files = sorted((self.run_dir / "jobs").glob(f"*{ending}"), key=lambda path: path.stat().st_mtime)
         if not files:
@@ -104,11 +119,21 @@ class Job:
 
 
 class LocalProcess:
-    """`tabicl-train ARGUMENTS` on this machine, in a session of its own: it outlives the sweep, and gets no ctrl-C."""
+    """`tabicl-train ARGUMENTS` on this machine, in a session of its own: it outlives the sweep, and gets no ctrl-C.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The arguments of tabicl-train.
+    folder : Path
+        The folder of the file with its output.
+    **variables
+        Environment variables of the process, in addition to those of this one.
+    """
 
     def __init__(self, arguments: list[str], folder: Path, **variables: str) -> None:
-        # The run takes the place of the shell, and so its process number, which names the file of its output: there a
-        # later call of the sweep finds the number, whenever this one is killed.
+        # The run replaces the shell and keeps its process number, which is in the name of the output file. A later call
+        # of the sweep finds the number there, even if this one is killed right after the start.
         script = f'exec "$@" > "$0/$${OUTPUT}" 2>&1'
         try:
             self.process = subprocess.Popen(
@@ -127,7 +152,7 @@ class LocalProcess:
 
 
 def running_job(run_dir: Path, cluster: str) -> Job | None:
-    """Return the job of a run that still runs after an earlier call of the sweep, or None."""
+    """Return the job of a run that an earlier call of the sweep started and that is still running, or None."""
     job = Job(run_dir, cluster)
     if job.has_ended():
         return None
@@ -146,7 +171,7 @@ def submit_run(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_on
     run_dir : Path
         Run directory.
     gpus : str
-        One of `slots`.
+        Its slot, see `slots`.
     at_once : int
         Number of slots, which share the cores of this machine.
 
@@ -168,7 +193,8 @@ def submit_run(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_on
     else:
         workers = GPU_WORKERS if options.gpus else 1
     config, worker_arguments = config.with_workers(workers)
-    plugins.refuse_changed()  # otherwise all runs to come would be recorded as failed
+
+    plugins.refuse_changed()  # otherwise every later run would be recorded as failed
     arguments = [*arguments, *worker_arguments, *plugins.arguments()]
     folder = run_dir / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +202,7 @@ def submit_run(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_on
         submitted = LocalProcess(arguments, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=gpus)
     else:
         submitted = submit_job(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
-        queue.looked = -math.inf  # since the last answer lacks this one
+        queue.looked = -math.inf  # the last answer of squeue does not list this job
     return Job(run_dir, options.cluster, submitted)
 
 
@@ -184,15 +210,15 @@ def submit_run(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_on
 class Queue:
     """The jobs of this user in SLURM, looked up every ten seconds."""
 
-    # submitit itself asks sacct. Without SLURM's accounting, or for old jobs, that does not answer, and submitit takes
-    # the jobs for pending ones.
+    # submitit itself asks sacct. Without SLURM's accounting, and for old jobs, sacct knows nothing, and submitit
+    # considers the jobs pending.
     listed: set[str] = dataclasses.field(default_factory=set)
     looked: float = -math.inf
 
     def numbers(self) -> set[str]:
         if time.monotonic() - self.looked >= LOOK:
             command = ["squeue", "--me", "--noheader", "--format=%i"]
-            with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the last answer stays
+            with contextlib.suppress(OSError, subprocess.SubprocessError):  # the last answer stays
                 listing = subprocess.run(command, capture_output=True, text=True, check=True)
                 self.listed = set(listing.stdout.split())
                 self.looked = time.monotonic()

@@ -29,6 +29,8 @@ def metric_problem(metric: str, config: RunConfig) -> str | None:
     """Return why a run with this configuration does not write the metric, or None."""
     kind, _, score = metric.partition("/")
     settings = config.validation
+
+    # The name, and whether runs of the task have such a score. Every run writes its training loss.
     if metric not in SWEEP_METRICS:
         near = closest(metric, SWEEP_METRICS)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SWEEP_METRICS)}"
@@ -39,6 +41,8 @@ def metric_problem(metric: str, config: RunConfig) -> str | None:
         return f"metric is {metric!r}, which runs of task=regression do not have"
     if not config.model.is_regression and score not in CLASS_SCORES:
         return f"metric is {metric!r}, which runs of task=classification do not have"
+
+    # The validations that the metric is read from.
     if not settings.every:
         return f"metric is {metric!r}, but validation.every is 0; set the number of steps between validations"
     if kind == REAL:
@@ -46,7 +50,7 @@ def metric_problem(metric: str, config: RunConfig) -> str | None:
             return f"metric is {metric!r}, but validation.suites is {settings.suites}"
         return None
     if not settings.rows:
-        return f"metric is {metric!r}, but validation.rows is [], which leaves validation tables out"
+        return f"metric is {metric!r}, but validation.rows is [], so no validation tables are drawn"
     if kind not in config.curriculum.priors_by_kind(configured_prior(config.prior)):
         return f"metric is {metric!r}, but prior={config.prior['name']} draws no such tables"
     return None
@@ -57,10 +61,21 @@ def is_better_lower(metric: str) -> bool:
 
 
 def last_value(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> float | None:
-    """Return the last value of a run's metric, which may be nan, or None before the first one.
+    """Return the last value of a run's metric.
 
-    `data_sets` are the public data sets over which runs are compared. Default: those inside the trained range of the
-    run.
+    Parameters
+    ----------
+    run_dir : Path
+        The run directory.
+    metric : str
+        One of SWEEP_METRICS.
+    data_sets : collection of str, optional
+        The public data sets over which runs are compared. Default: those inside the trained range of the run.
+
+    Returns
+    -------
+    float or None
+        It may be nan; None before the first value.
     """
     if metric == "loss":
         return training_loss(run_dir)
@@ -73,6 +88,13 @@ def last_value(run_dir: Path, metric: str, data_sets: Collection[str] | None = N
 
 def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str, bool] | None:
     """Return the public data sets of a metric, and whether each lies inside the trained range of all runs.
+
+    Parameters
+    ----------
+    metric : str
+        One of SWEEP_METRICS.
+    configs : collection of RunConfig
+        The configurations of the runs.
 
     Returns
     -------
@@ -127,7 +149,7 @@ def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, 
 
 
 def counted_data_sets(study: Any) -> list[str] | None:
-    """Return the public data sets that count in a study; None for another metric, or a study that has not kept them."""
+    """Return the public data sets that count in a study; None if its metric has none, or none are recorded."""
     data_sets = study.user_attrs.get(DATA_SETS)
     if data_sets is None:
         return None

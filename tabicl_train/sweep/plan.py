@@ -66,7 +66,7 @@ class Plan:
         return math.prod(len(axis.choices) for axis in self.axes)
 
     def overrides(self, point: Point, seed: int) -> list[str]:
-        """Return the settings of a run."""
+        """Return the overrides of a run, each key once: those of the command line win, then those that vary."""
         varied = []
         for axis in self.axes:
             varied += axis.overrides(point[axis.key])
@@ -84,7 +84,7 @@ class Plan:
         return arguments
 
     def run_name(self, point: Point, seed: int) -> str:
-        """Return the name of a run after its point and seed."""
+        """Return the name of a run, made from its point and seed."""
         point_label = label(point)
         return f"{point_label}_seed-{seed}" if point_label else f"seed-{seed}"
 
@@ -110,17 +110,17 @@ class Plan:
         """Format the sweep and, for a grid, the commands of its runs."""
         parts = [yaml.safe_dump(dataclasses.asdict(self.sweep), sort_keys=False)]
         if self.sweep.sampler == "grid":
-            of_plugins = plugins.arguments(hashes=False)
+            plugin_arguments = plugins.arguments(hashes=False)
             for point in self.points:
                 for seed in self.sweep.seeds:
-                    parts.append(shlex.join(["tabicl-train", *self.arguments(point, seed), *of_plugins]))
+                    parts.append(shlex.join(["tabicl-train", *self.arguments(point, seed), *plugin_arguments]))
         return "\n".join(parts)
 
 
 def is_free(override: str) -> bool:
     """Whether a setting changes neither the weights of a run nor its scores, as its declaration says."""
     key = override.lstrip("+~").partition("=")[0]
-    if key == "stream":  # stream=ray, which the identities of sweeps have always held
+    if key == "stream":  # the identities of existing sweeps hold stream=ray
         return False
     return severity_of(key, RunConfig) is Severity.FREE
 
@@ -138,8 +138,8 @@ def last_of_each(overrides: list[str]) -> list[str]:
 def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     """Make the plan of a command line, with the configuration of each of its points.
 
-    All points of a grid are composed and checked. Those of a search are not known in advance, so points that together
-    have every choice, and both ends of each range, stand for them.
+    All points of a grid are composed and checked. The points of a search are not known in advance, so the checks take
+    points that together cover every choice and both ends of each range.
 
     Parameters
     ----------
@@ -158,8 +158,8 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     ConfigError
         With every problem, each once.
     """
-    # Read the command line. Where settings of the sweep are wrong, its default ones help to find what else is wrong.
-    overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
+    # Read the command line. If settings of the sweep are wrong, the default ones serve to find further problems.
+    overrides = plugins.take(overrides)  # for calls from Python; a command has taken them already
     composer = Composer(config_dir)
     problems: list[str] = []
     try:
@@ -169,19 +169,19 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
         problems += error.problems
     plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], composer, problems)
 
-    # A grid needs lists of values, not too many; a search needs something to search.
+    # A grid needs lists of values and has a limit, at 11 ms to compose a point; a search needs something to search.
     if plan.sweep.sampler == "grid":
         for axis in plan.axes:
             if not axis.settings:
                 problems.append(f"{axis.key} is a range; sweep.sampler=grid needs a list of values")
         runs = plan.total * len(plan.sweep.seeds)
         if runs > MOST_RUNS:
-            problems.append(f"the grid has {runs:,} runs; name fewer values, at most {MOST_RUNS:,} runs")
-            raise ConfigError(problems)  # composing its points would take hours
+            problems.append(f"the grid has {runs:,} runs; it must have at most {MOST_RUNS:,}")
+            raise ConfigError(problems)  # at once, since composing that many points takes minutes or more
     elif not plan.axes:
         problems.append(f"sweep.sampler is {plan.sweep.sampler!r}, but nothing varies; set sweep.space")
 
-    # Compose the points. What concerns all of them is checked once each of them is valid.
+    # Compose the points. Checks that concern all of them wait until each one is valid.
     for point in plan.points:
         try:
             plan.configs.append(composer.compose(plan.overrides(point, plan.sweep.seeds[0])))
@@ -190,7 +190,7 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     if len(plan.configs) == len(plan.points):
         check_configs(plan, problems)
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))  # points share most of theirs
+        raise ConfigError(list(dict.fromkeys(problems)))  # most problems are the same at every point
 
     plan.incomparable = incomparable(plan.configs)
     return plan
@@ -206,14 +206,14 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
     command_line : list of str
         The other settings of the command line.
     composer : Composer
-        It parses settings.
+        The parser of settings.
     problems : list of str
-        Problems are added to it.
+        The list to which problems are added.
 
     Returns
     -------
     Plan
-        Without the configurations of its points.
+        The plan without the configurations of its points.
     """
     # Axes from sweep.space.
     axes: dict[str, Axis] = {}
@@ -226,17 +226,18 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
         if axes.pop(key, None):
             problems.append(f"sweep.space has {key}; use {instead}")
 
-    # Axes and single values from sweep.settings, then from the command line, which wins. Several values are an axis,
-    # instead of an earlier one of the same key; a single value removes that. Of an axis with labels, values choose.
+    # Axes and single values from sweep.settings, then from the command line, which wins. Several values become an axis
+    # and replace an earlier axis of the same key; a single value removes it. For an axis with labels, the values are
+    # labels and choose among them.
     folder = f"runs/{sweep.name}"
     seeds = list(sweep.seeds)
-    of_sweep, problems_of_sweep = composer.read(sweep.settings)
-    of_command, problems_of_command = composer.read(command_line)
+    sweep_overrides, problems_of_sweep = composer.read(sweep.settings)
+    command_overrides, problems_of_command = composer.read(command_line)
     problems += problems_of_sweep + problems_of_command
     plain_of_sweep: list[str] = []  # settings with one value
     plain_of_command: list[str] = []
-    for index, (text, override) in enumerate(of_sweep + of_command):
-        plain = plain_of_sweep if index < len(of_sweep) else plain_of_command
+    for index, (text, override) in enumerate(sweep_overrides + command_overrides):
+        plain = plain_of_sweep if index < len(sweep_overrides) else plain_of_command
         key = override.key_or_group
         try:
             axis = axis_of_override(override)
@@ -246,8 +247,8 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
         if key == "run_dir":
             folder = str(typed(text, override.value()))
             if axis is not None or not folder.strip():
-                problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
-            elif "${" in folder:  # each run would go to the folder that its own settings name
+                problems.append(f"{text}: run_dir is the folder of the whole sweep; quote a name that has commas")
+            elif "${" in folder:  # it would be resolved with the settings of each run
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; write it without ${{...}}")
         elif key == "seed":
             seeds = axis.choices if axis is not None else [override.value()]
@@ -260,7 +261,7 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             unknown = [str(label) for label in labels if label not in axes[key].choices]
             if unknown:
                 known = ", ".join(axes[key].choices)
-                problems.append(f"{text}: {', '.join(unknown)} is none of the labels of {key}, which are {known}")
+                problems.append(f"{text}: {key} has no label {', '.join(unknown)}; it must be one of {known}")
             else:
                 axes[key] = axes[key].only(labels)
         elif axis is not None:
@@ -281,31 +282,44 @@ RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folde
 
 
 def check_configs(plan: Plan, problems: list[str]) -> None:
-    """Set the metric if none is chosen, and add the problems of configurations as runs of a sweep."""
+    """Set the metric if none is chosen, and check the configurations as runs of one sweep.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan with the configurations of its points; its metric and data sets are set.
+    problems : list of str
+        The list to which problems are added.
+    """
     sweep = plan.sweep
     configs = plan.configs
+
+    # The default metric is the loss on real data if all runs have it and some data set counts.
     if sweep.metric is None:
-        # By real data if all runs have it, and it has data sets that count.
         has_real = all(metric_problem(REAL, config) is None for config in configs)
         has_real = has_real and any((compared_data_sets(REAL, configs) or {}).values())
         plan.sweep = dataclasses.replace(sweep, metric=REAL if has_real else "loss")
         problems += [f"sweep.{line}" for line in plan.sweep.problems() if line.startswith("pruner")]
+
+    # All runs must write the metric and, for real data, share a data set inside their trained ranges.
     metric = plan.sweep.metric or ""
     problems_of_metric = [metric_problem(metric, config) for config in configs]
     problems += [f"sweep.{problem}" for problem in problems_of_metric if problem]
     if not any(problems_of_metric):
         plan.data_sets = compared_data_sets(metric, configs)
         if plan.data_sets is not None and not any(plan.data_sets.values()):
-            why = "none of the public data sets lies inside the trained range of all runs"
-            problems.append(f"sweep.metric is {metric!r}, but {why}; choose synthetic/loss, or wider tables")
+            why = "no public data set lies inside the trained range of all runs"
+            problems.append(f"sweep.metric is {metric!r}, but {why}; choose synthetic/loss, or train on larger tables")
+
+    # Where the runs are started.
     for config in configs:
         if config.trainer.requeue:
-            problems.append("trainer.requeue is true, but a sweep itself starts its runs again")
+            problems.append("trainer.requeue is true, but a sweep restarts its runs itself")
         if sweep.submit.cluster == "local":
             devices = config.trainer.devices or 1
             problems += check_machine(config, Launch(size=devices, local_size=devices), uses_folder=False)
         elif config.trainer.devices is not None:
-            problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
+            problems.append(f"trainer.devices is {config.trainer.devices}; leave it out: sweep.submit.gpus sets it")
     if sweep.submit.cluster == "slurm" and not is_installed("submitit"):
         problems.append(f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}")
     if (plan.folder / "config.yaml").exists():

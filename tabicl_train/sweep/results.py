@@ -1,4 +1,4 @@
-"""The results of a sweep, also while it runs: its runs, results.csv, the ranked table, and an HTML page."""
+"""The results of a sweep, finished or running: its runs, results.csv, the ranked table, and an HTML page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RESULTS = "results.csv"
 PAGE = "sweep.html"
 FIGURES = "figures"  # folder of the PDF files
 FIGURE = (5.4, 3.8)  # inches; text is readable at the 400 pixels of a narrow window
-WIDE = (9.0, 5.0)  # of parallel coordinates, an axis for each parameter
+WIDE = (9.0, 5.0)  # inches, for parallel coordinates, which have an axis for each parameter
 TEMPLATE = Path(__file__).with_name("sweep.html.j2")
 PARALLEL = "Parallel coordinates"
 INTERVAL = "95% interval"
@@ -57,7 +57,7 @@ class SweepRun:
     folder: Path
     seed: int
     arguments: list[str]  # of tabicl-train, without run_dir
-    status: str  # that of status.json; pruned; or planned before it has begun
+    status: str  # that of status.json, or pruned, or planned if the run has not begun
     value: float | None  # the metric so far
     step: int
 
@@ -67,11 +67,11 @@ class SweepRun:
 
     @property
     def commands(self) -> tuple[str, str]:
-        """The shell commands that train or continue it, and export it."""
-        of_plugins = plugins.arguments(hashes=False)
-        train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}", *of_plugins]
+        """The shell commands that train (or continue) the run and export its weights."""
+        plugin_arguments = plugins.arguments(hashes=False)
+        train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}", *plugin_arguments]
         output = f"output={self.folder}/model"
-        export = ["tabicl-export", f"checkpoint={self.folder}", output, "format=hub", *of_plugins]
+        export = ["tabicl-export", f"checkpoint={self.folder}", output, "format=hub", *plugin_arguments]
         return shlex.join(train), shlex.join(export)
 
 
@@ -83,11 +83,26 @@ class SweepPoint(NamedTuple):
 
 
 class Sweep:
-    """The state of a sweep, which may be running; raises ConfigError if there is none in the folder.
+    """The state of a sweep, which may be running.
 
-    points: all that have begun, in the order of their trials
-    parameters: short names of the settings that vary, by their keys
-    data_sets: public data sets over which the metric is a mean; None for another metric
+    Parameters
+    ----------
+    folder : Path
+        The folder of the sweep.
+
+    Attributes
+    ----------
+    points : list of SweepPoint
+        All points that have begun, in the order of their trials.
+    parameters : dict of str to str
+        Short names of the settings that vary, by their keys.
+    data_sets : list of str or None
+        Public data sets over which the metric is a mean; None for a metric without public data.
+
+    Raises
+    ------
+    ConfigError
+        If there is no sweep in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,7 +121,7 @@ class Sweep:
         self.parameters = short_names(list(dict.fromkeys(keys)))
 
     def read_run(self, trial: FrozenTrial, name: str, seed: int, arguments: list[str]) -> SweepRun:
-        """Return the state of a run; name, seed, arguments: as the trial keeps them in its attribute RUNS."""
+        """Return the state of a run, whose name, seed and arguments the trial keeps in its attribute RUNS."""
         folder = self.folder / name
         state = written_status(folder) or {"status": "planned", "step": 0}
         is_pruned = trial.state == TrialState.PRUNED and state["status"] != "finished"
@@ -187,12 +202,12 @@ class Sweep:
         )
 
     def warning(self, metric: str) -> str | None:
-        """Return why values of a metric cannot be compared between the points, and what to compare instead, or None."""
+        """Return why a metric cannot be compared between the points, and what to use instead; None if it can."""
         return warning_of(metric, self.study.user_attrs.get(INCOMPARABLE, {}), self.folder)
 
     @property
     def data_sets_in_words(self) -> str:
-        """Say over which public data sets the metric is a mean, if it is one."""
+        """The public data sets over which the metric is a mean, as the end of a sentence; "" for another metric."""
         if self.data_sets is None:
             return ""
         names = ", ".join(self.data_sets)
@@ -200,7 +215,7 @@ class Sweep:
         if len(self.data_sets) == len(scored):
             return f", the mean over {names}"
         total = counted(len(scored), "data set")
-        return f", the mean over {len(self.data_sets)} of {total}, which all runs have in their trained range: {names}"
+        return f", the mean over {len(self.data_sets)} of {total}, those inside the trained range of all runs: {names}"
 
     def text(self) -> str:
         """Format the results for the terminal."""
@@ -219,8 +234,8 @@ class Sweep:
         return "\n\n".join(parts)
 
     def write_csv(self) -> None:
-        """Replace results.csv: the table of runs, and a column for each metric that any of them has."""
-        table = self.table_of_runs()  # which has the metric of the sweep
+        """Replace results.csv: the table of runs, with a column for each metric that any of them has."""
+        table = self.table_of_runs()  # it has the metric of the sweep already
         data_sets = None if self.data_sets is None else tuple(self.data_sets)  # `latest` is cached by its arguments
         metrics_of_runs = [latest_metrics(str(run.folder), change_times(run.folder), data_sets) for run in self.runs]
         for metric in SWEEP_METRICS:
@@ -269,14 +284,16 @@ def write_page(sweep: Sweep) -> None:
 
 
 def figures(sweep: Sweep) -> dict[str, list[Figure]]:
-    """Draw Optuna's figures of finished points, by title: one panel each, to stack them."""
+    """Draw Optuna's figures of finished points, by title, with one panel for each figure so that a page stacks them."""
+    # Most figures need a parameter of which at least two values have finished.
     finished = [trial for trial, _ in sweep.ranked]
-    varied = []  # parameters of which two values have finished
+    varied = []
     for key in sweep.parameters:
         if len({str(trial.params[key]) for trial in finished}) > 1:
             varied.append(key)
 
-    plotters: dict[str, list[Callable]] = {}  # by title
+    # Which figures are possible, by title. The importance is random, so it has a seed.
+    plotters: dict[str, list[Callable]] = {}
     if finished:
         plotters["Optimization history"] = [plots.plot_optimization_history]
     if varied:
@@ -288,6 +305,7 @@ def figures(sweep: Sweep) -> dict[str, list[Figure]]:
             partial(plots.plot_param_importances, params=varied, evaluator=evaluator)
         ]
 
+    # Draw them. pyplot keeps every figure open, so each is closed at once.
     drawn: dict[str, list[Figure]] = {}
     for title, plots_of_title in plotters.items():
         drawn[title] = []

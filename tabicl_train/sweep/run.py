@@ -38,12 +38,12 @@ class ActiveRun:
 
     folder: Path
     arguments: list[str]
-    job: jobs.Job | None = None  # while it runs, as the slot
-    slot: str | None = None
-    began: float = 0.0  # when the job did, in this call
-    was_killed: bool = False  # once before, and was started again
-    value: float | None = None  # the metric once it has ended, nan if it has failed
-    reason: str = ""  # why it has failed
+    job: jobs.Job | None = None  # while the run is in progress
+    slot: str | None = None  # likewise
+    began: float = 0.0  # seconds, when the job began in this call of the sweep
+    was_killed: bool = False  # whether it was killed once already and started again
+    value: float | None = None  # the metric at the end, nan if the run has failed
+    reason: str = ""  # why the run has failed
 
 
 class ActiveTrial:
@@ -65,7 +65,15 @@ class ActiveTrial:
 
 
 class Controller:
-    """Runs the trials of a sweep whose lock is held, until `stop` is asked."""
+    """Runs the trials of a sweep until they have ended, or until a signal asks to stop.
+
+    Parameters
+    ----------
+    plan : Plan
+        The sweep. This process holds the lock of its folder.
+    stop : Stop
+        Whether a signal has asked to stop.
+    """
 
     def __init__(self, plan: Plan, stop: Stop) -> None:
         assert plan.sweep.metric is not None
@@ -74,13 +82,13 @@ class Controller:
         self.metric = plan.sweep.metric
         self.study = open_study(plan)
         self.data_sets = counted_data_sets(self.study)
-        self.free = jobs.slots(plan)  # places for further runs
+        self.free = jobs.slots(plan)  # slots without a run
         self.at_once = len(self.free)
         self.prunes = plan.sweep.pruner != "none"
         self.active: list[ActiveTrial] = []
-        self.seconds: list[float] = []  # of the runs that have ended in this call
+        self.seconds: list[float] = []  # duration of each run that has ended in this call
         self.stopping = False  # whether the runs have been told to stop
-        self.page_written = -math.inf  # when, for the last time
+        self.page_written = -math.inf  # seconds, when the page was last written
 
     @property
     def is_whole(self) -> bool:
@@ -90,7 +98,7 @@ class Controller:
 
     def run(self) -> bool:
         """Run all trials; returns whether all of them have ended."""
-        # Trials of an earlier call, some of whose runs may still be running
+        # Trials of an earlier call. Some of their runs may still be running, and are adopted.
         for frozen in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             active = ActiveTrial(start_trial(self.plan, self.study, frozen), self.plan.folder)
             self.active.append(active)
@@ -100,6 +108,7 @@ class Controller:
                     info(f"adopt     {run.folder.name}, which an earlier call has started")
                     self.begin(run, job)
 
+        # Watch the jobs and start others in free slots, until none is left. Once asked to stop, no others are started.
         while True:
             if self.stop.asked and not self.stopping:
                 self.stopping = True
@@ -114,7 +123,7 @@ class Controller:
             time.sleep(POLL)
 
     def start(self) -> None:
-        """Start runs as long as there is room."""
+        """Start runs as long as there are free slots."""
         while self.free:
             next_run = self.next_run()
             if next_run is None:
@@ -122,7 +131,7 @@ class Controller:
             active, run = next_run
             status = read_status(run.folder)
             if status is not None and status.get("status") == "finished":
-                # An earlier call has started it, and was killed before it could report the run to the study.
+                # An earlier call started the run and was killed before it could report it to the study.
                 self.end(run)
                 self.tell_if_ended(active)
                 continue
@@ -131,13 +140,16 @@ class Controller:
             self.begin(run, jobs.submit_run(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
 
     def begin(self, run: ActiveRun, job: jobs.Job) -> None:
-        """Count a run as running; it takes the first free slot, but one that was adopted may find none."""
+        """Mark a run as running. It takes the first free slot; for an adopted run there may be none."""
         run.job = job
         run.slot = self.free.pop(0) if self.free else None
         run.began = time.monotonic()
 
     def next_run(self) -> tuple[ActiveTrial, ActiveRun] | None:
-        """Return a run that can start, perhaps of a new trial; with a pruner, a trial begins with its first seed."""
+        """Return a run that can start, perhaps of a new trial, or None.
+
+        With a pruner, the other seeds of a trial wait until its first one has ended.
+        """
         for active in self.active:
             if active.pruned:
                 continue
@@ -154,7 +166,7 @@ class Controller:
         return active, active.runs[0]
 
     def look(self, active: ActiveTrial) -> None:
-        """Check which jobs of a trial have ended, and whether the trial has, or should be pruned."""
+        """Check which jobs of a trial have ended, and whether the trial has ended or should be pruned."""
         for run, job in active.running:
             if job.has_ended():
                 run.job = None
@@ -166,7 +178,7 @@ class Controller:
         self.tell_if_ended(active)
 
     def tell_if_ended(self, active: ActiveTrial) -> None:
-        """Report a trial to the study once all its runs have ended; whoever ends a run calls this."""
+        """Report a trial to the study once all of its runs have ended. To be called after every `end`."""
         if active.pruned and not active.running:
             self.tell(active, TrialState.PRUNED, active.pruned)
         elif all(run.value is not None for run in active.runs):
@@ -177,10 +189,18 @@ class Controller:
     def end(self, run: ActiveRun, error: str = "", was_asked: bool = False) -> None:
         """Determine whether a run whose job has ended has finished, has failed, or will be continued.
 
-        error: in the output of the job
-        was_asked: whether the sweep has told it to stop
+        Parameters
+        ----------
+        run : ActiveRun
+            The run.
+        error : str, optional
+            The first error in the output of its job.
+        was_asked : bool, optional
+            Whether the sweep told it to stop.
         """
         status = read_status(run.folder) or {"status": "killed"}
+
+        # It has finished, and counts if its metric is finite.
         if status["status"] == "finished":
             value = last_value(run.folder, self.metric, self.data_sets)
             if value is None or not math.isfinite(value):
@@ -191,21 +211,26 @@ class Controller:
                 if run.began:
                     self.seconds.append(time.monotonic() - run.began)
                 info(f"finished  {run.folder.name}: {self.metric} {value:.4f}{self.progress()}")
+
+        # It was killed from outside for the first time, and starts again.
         elif status["status"] == "killed" and not (was_asked or error or run.was_killed):
             run.was_killed = True
-            info(f"killed    {run.folder.name}: it is continued once")
+            info(f"killed    {run.folder.name}; it is continued once")
+
+        # It has failed. A run that was told to stop, or preempted, is continued without a message.
         elif not was_asked and (error or status["status"] != "preempted"):
             run.value = math.nan
             run.reason = error or status.get("cause") or "it was killed"
+
         if run.reason:
             info(f"failed    {run.folder.name}: {run.reason}")
 
     def progress(self) -> str:
-        """Say how many runs are left, and for about how long at the pace of this call."""
+        """Return how many runs are left and the estimated time for them, as the end of a line."""
         left = 0
         for active in self.active:
             left += sum(other.value is None for other in active.runs)
-        # Those of the trials that have not begun
+        # Runs of the trials that have not begun.
         left += (self.plan.total - len(self.study.get_trials(deepcopy=False))) * len(self.plan.sweep.seeds)
         if not left or not self.seconds:
             return ""
@@ -213,7 +238,7 @@ class Controller:
         return f"; {counted(left, 'run')} left, about {tqdm.format_interval(time_left)}"
 
     def prune(self, active: ActiveTrial) -> None:
-        """Stop a trial that is worse than others by the validations of its first seed so far."""
+        """Stop a trial if the pruner says so after the validations of its first seed so far."""
         validations = curve(active.runs[0].folder, self.metric, self.data_sets)
         for step, value in validations[active.reported :]:
             active.reported += 1
@@ -240,7 +265,7 @@ class Controller:
         self.write(page=time.monotonic() - self.page_written >= DRAW)
 
     def write(self, page: bool = True) -> Sweep:
-        """Update results.csv and the page; an error of a figure does not end the sweep."""
+        """Update results.csv and the page. An error while drawing does not end the sweep."""
         sweep = Sweep(self.plan.folder)
         sweep.write_csv()
         if page:
@@ -272,6 +297,8 @@ def run_sweep(plan: Plan) -> str:
         with watch_signals() as stop:
             controller = Controller(plan, stop)
             was_whole = controller.is_whole
+
+            # What the user should know before hours of training; not when only the results are shown again.
             if plan.sweep.sampler == "grid" and not was_whole:
                 shared = shared_of_plan(plan)
                 if shared is not None:
@@ -279,6 +306,7 @@ def run_sweep(plan: Plan) -> str:
             warning = warning_of(controller.metric, plan.incomparable, plan.folder)
             if warning is not None and not was_whole:
                 info(f"warning   {warning}")
+
             is_whole = controller.run()
             sweep = controller.write()
     finally:
@@ -292,7 +320,7 @@ def run_sweep(plan: Plan) -> str:
 
 
 def shared_of_plan(plan: Plan) -> str | None:
-    """Say which points of a grid are trained on identical tables with the same seed; None for a single point."""
+    """Return a sentence about which points of a grid are trained on identical tables; None for a single point."""
     short = short_names([axis.key for axis in plan.axes])
     names = []
     for point in plan.points:
@@ -302,9 +330,14 @@ def shared_of_plan(plan: Plan) -> str | None:
 
 
 def show_comparison(sweep: Sweep, announce: bool) -> None:
-    """Print and write the comparison of the points of a grid; an error of it does not change how the sweep ends.
+    """Print and write the comparison of the points of a grid. An error in it does not change how the sweep ends.
 
-    announce: whether to name the files
+    Parameters
+    ----------
+    sweep : Sweep
+        The sweep.
+    announce : bool
+        Whether to name the files.
     """
     try:
         compared = compare_points(sweep)

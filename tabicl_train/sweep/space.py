@@ -20,7 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from tabicl_train.config.compose import hydra_text
 
 Point = dict[str, Any]  # a value for each axis, by its key
-MOST_RUNS = 10_000  # of a grid: its points are composed before the first run, at 11 ms each
+MOST_RUNS = 10_000  # of a grid, whose points are composed before the first run, at 11 ms each
 
 
 @dataclass
@@ -64,10 +64,21 @@ class Axis:
 def choices_axis(key: str, values: dict[str, Any], element: str = "") -> Axis:
     """Return an axis of several values.
 
-    values: by their texts
-    element: the key with the pluses before it, if there are any
+    Parameters
+    ----------
+    key : str
+        The key of the setting.
+    values : dict
+        The values by their texts in Hydra's grammar.
+    element : str, optional
+        The key as the command line has it, with pluses in front. Default: `key`.
+
+    Returns
+    -------
+    Axis
+        The choices are the values. Optuna accepts no lists as choices and considers 1 and true equal; in these cases
+        the choices are the texts.
     """
-    # Optuna takes no lists as choices, and takes 1 and true for the same one: then the texts are the choices.
     are_plain = all(isinstance(value, str | int | float | None) for value in values.values())
     if are_plain and len(set(values.values())) == len(values):
         distribution = CategoricalDistribution(list(values.values()))
@@ -77,10 +88,31 @@ def choices_axis(key: str, values: dict[str, Any], element: str = "") -> Axis:
 
 
 def range_axis(key: str, low: Any, high: Any, prefix: str = "", **options: Any) -> Axis:
-    """Return the axis of a range, of whole numbers if both ends are; raises ValueError or TypeError."""
+    """Return the axis of a range.
+
+    Parameters
+    ----------
+    key : str
+        The key of the setting.
+    low, high : int or float
+        The ends of the range. If both are of type int, the range consists of whole numbers.
+    prefix : str, optional
+        "+" or "++" of a setting that is added.
+    **options
+        Options of Optuna's distribution, `log` and `step`.
+
+    Returns
+    -------
+    Axis
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the ends or the options are invalid.
+    """
     are_numbers = type(low) in (int, float) and type(high) in (int, float)
     if not are_numbers or not -math.inf < low < high < math.inf:
-        raise ValueError("low and high must be two finite numbers, low the smaller one")
+        raise ValueError("low and high must be finite numbers, and low must be below high")
     are_whole = isinstance(low, int) and isinstance(high, int)
     kind = IntDistribution if are_whole else FloatDistribution
     return Axis(key, kind(low, high, **options), settings=[], prefix=prefix)
@@ -88,18 +120,24 @@ def range_axis(key: str, low: Any, high: Any, prefix: str = "", **options: Any) 
 
 def axis_of_space(key: str, entry: Any) -> Axis:
     """Return the axis of an entry of a sweep's space; raises ValueError if it is invalid."""
+    # A list of values.
     if isinstance(entry, list) and entry:
         return choices_axis(key, {override_text(value): value for value in entry})
+
+    # A range.
     if isinstance(entry, dict) and {"low", "high"} <= entry.keys():
         try:
             return range_axis(key, **entry)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key} is not a range: {error}") from None
+
+    # Labels of settings that change together.
     if isinstance(entry, dict) and entry and all(map(is_texts, entry.values())):
         labels = CategoricalDistribution([str(label) for label in entry])
         return Axis(key, labels, [list(settings) for settings in entry.values()], has_labels=True)
+
     forms = "[VALUE, ...], {low: , high: , log: , step: } or {LABEL: [SETTING=VALUE, ...], ...}"
-    raise ValueError(f"{key} is {entry!r}; it needs the form {forms}")
+    raise ValueError(f"{key} is {entry!r}; it must have the form {forms}")
 
 
 def is_texts(entry: Any) -> bool:
@@ -130,7 +168,7 @@ def check_range(value: RangeSweep) -> None:
     if not value.step:
         raise ValueError("the step of a range must not be 0")
     if (value.stop - value.start) / value.step > MOST_RUNS:
-        raise ValueError(f"it has more than {MOST_RUNS:,} values; a sweep takes at most as many of a setting")
+        raise ValueError(f"it has more than {MOST_RUNS:,} values, the most that a sweep tries of a setting")
 
 
 def grid(axes: list[Axis]) -> Iterator[Point]:
@@ -172,7 +210,7 @@ def rounded_text(value: Any) -> str:
 
 
 def label(point: Point) -> str:
-    """Format a point as part of a file name, which does not depend on the order of its axes."""
+    """Format a point as part of a file name, independent of the order of its axes."""
     names = short_names(list(point))
     parts = [f"{names[key]}-{rounded_text(value).strip('[]{}')}" for key, value in point.items()]
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(sorted(parts)))[:150]
@@ -180,7 +218,7 @@ def label(point: Point) -> str:
 
 def short_names(keys: list[str]) -> dict[str, str]:
     """Return the shortest unique suffix of each dotted key, such as lr for curriculum.stages.a.lr."""
-    counts = collections.Counter()  # how many keys end like this
+    counts = collections.Counter()  # number of keys that end with a suffix
     for key in keys:
         counts.update(suffixes(key))
     names = {}

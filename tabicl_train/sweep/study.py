@@ -28,6 +28,7 @@ RUNS = "runs"  # attribute of a trial: name, seed and arguments of each of its r
 
 def open_study(plan: Plan) -> optuna.Study:
     """Open or create the study of a sweep whose lock is held; raises ConfigError if it is of another sweep."""
+    # Read the journal, or begin one.
     assert plan.sweep.metric is not None
     path = plan.folder / STUDY
     repair(path)
@@ -41,6 +42,8 @@ def open_study(plan: Plan) -> optuna.Study:
             pruner=pruner,
             load_if_exists=True,
         )
+
+    # A study continues only with the settings that it was begun with, as this version names them.
     identity = plan.identity()
     before = study.user_attrs.get("identity", identity)
     before = before | {"settings": sorted(words_as_of_now(before["settings"]))}
@@ -49,6 +52,9 @@ def open_study(plan: Plan) -> optuna.Study:
         other = f"which holds another sweep ({', '.join(changes)})"
         raise ConfigError([f"run_dir is {str(plan.folder)!r}, {other}; choose another name"])
     check_plugins(plan, study)
+
+    # Keep what readers of the study need. The data sets stay those of the first call, so that all values are means
+    # over the same ones.
     if plan.data_sets is not None and DATA_SETS not in study.user_attrs:
         study.set_user_attr(DATA_SETS, plan.data_sets)
     study.set_user_attr("identity", identity)
@@ -58,7 +64,7 @@ def open_study(plan: Plan) -> optuna.Study:
 
 
 def check_plugins(plan: Plan, study: optuna.Study) -> None:
-    """Compare the plug-ins with those that the sweep was begun with, by the rules of a resume."""
+    """Compare the plug-ins with those that the sweep was begun with, by the same rules as for resuming a run."""
     now: dict[str, str] = {}
     for config in plan.configs:
         now |= plugin_hashes(config.plugins_used())
@@ -71,7 +77,7 @@ def check_plugins(plan: Plan, study: optuna.Study) -> None:
         advice = "choose a new run_dir, or set resume.allow_changes=true, which keeps the results of finished runs"
         raise ConfigError([f"{what} ({change}); {advice}" for change in changes])
     for change in changes:
-        info(f"changed   {change}: finished runs keep their results, all others go on with the file as it is now")
+        info(f"changed   {change}: finished runs keep their results, all others continue with the file as it is now")
     study.set_user_attr(PLUGINS, before | now)
 
 
@@ -85,14 +91,14 @@ def load_study(folder: Path) -> optuna.Study:
 
 @contextlib.contextmanager
 def journal_damage(path: Path) -> Iterator[None]:
-    """Turn the errors that Optuna raises for a journal with other content into ConfigError."""
+    """Turn the errors that Optuna raises for a damaged or foreign journal into ConfigError."""
     try:
         yield
     except OSError:  # of the file system
         raise
     except Exception as error:  # of any type, since Optuna checks nothing that it reads
         reason = f"{type(error).__name__}: {first_line(error)}"
-        advice = "remove it, and the same command goes on: runs that have finished are not trained again"
+        advice = "remove it and repeat the command: runs that have finished are not trained again"
         raise ConfigError([f"{path} is not the journal of a sweep ({reason}); {advice}"]) from None
 
 
@@ -128,7 +134,8 @@ def start_trial(plan: Plan, study: optuna.Study, running: FrozenTrial | None = N
         study.sampler = sampler(plan, running.number)
         trial = Trial(study, running._trial_id)
     point = {axis.key: axis.suggest(trial) for axis in plan.axes}
-    # Otherwise Study.tell of the last trial raises RuntimeError: GridSampler calls Study.stop outside Study.optimize.
+    # With its own sampler, Study.tell of the last trial raises RuntimeError: GridSampler calls Study.stop, which works
+    # in Study.optimize only.
     study.sampler = default
     runs = []
     for seed in plan.sweep.seeds:

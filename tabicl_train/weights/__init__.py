@@ -1,8 +1,8 @@
 """Weights of every kind: reads those of runs and exports, and writes them for `tabicl`, the Hugging Face Hub and ONNX.
 
-Some come with the package: this file has their names, and scores.csv their mean scores. A file of them is called
-FAMILY-YEAR-MONTH-classifier.safetensors, or -regressor. Its metadata hold the `tabicl` package's
-configuration of the network (`config`) and the origin of the weights (`origin`), both in JSON.
+Some weights come with the package, in files called FAMILY-YEAR-MONTH-classifier.safetensors or -regressor.safetensors.
+The metadata of such a file hold the configuration of the network as the `tabicl` package writes it (`config`) and the
+origin of the weights (`origin`), both in JSON. This module resolves their names; scores.csv holds their mean scores.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ FOLDER = Path(__file__).parent
 
 
 def names(regression: bool = False) -> dict[str, Path]:
-    """Return the names of weights and their files; `mini` is the newest of those such as `mini-2026-12`.
+    """Return the names of the weights in the package, and their files.
 
-    A name is of the task asked for, or ends in -classifier or -regressor and is of that task.
+    Parameters
+    ----------
+    regression : bool, optional
+        The task that names without an ending refer to.
+
+    Returns
+    -------
+    dict of str to Path
+        `mini-2026-12-classifier`, and without a date the newest of its family, `mini-classifier`; also both without
+        the ending if they are of the task.
     """
     kind = "regressor" if regression else "classifier"
     found: dict[str, Path] = {}
@@ -32,10 +41,10 @@ def names(regression: bool = False) -> dict[str, Path]:
 
 
 def resolve(checkpoint: str | Path, regression: bool = False) -> Path:
-    """Return the file of a name, or else the path itself, as for `./mini`."""
+    """Return the file of a name of weights in the package; any other text is a path, and so is `./mini`."""
     if not isinstance(checkpoint, str):
         return Path(expand_home(checkpoint))
-    # A name that only weights of the other task have means these, so that an error says what they predict.
+    # A name that only the other task has resolves to it, so that the error can say what these weights predict.
     return names(regression).get(checkpoint) or names(not regression).get(checkpoint) or Path(expand_home(checkpoint))
 
 
@@ -46,7 +55,7 @@ def no_such_weights(option: str, checkpoint: str | Path) -> str:
 
 def architecture(path: Path) -> dict[str, Any]:
     """Read the settings of the network from one of the files, without dropout, which does not affect its weights."""
-    # Both are slow to import, and listing names needs neither.
+    # Both imports are slow, and listing names needs neither.
     from safetensors import safe_open
 
     from tabicl_train.model.public_config import NAMES, from_public
@@ -57,9 +66,13 @@ def architecture(path: Path) -> dict[str, Any]:
 
 
 def shipped_scores(origin: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of scores.csv about the file of this origin, without empty columns; none of other weights."""
+    """Return the rows of scores.csv for the weights with this origin, without empty columns.
+
+    Empty if the weights are not those of a file in the package.
+    """
     from safetensors import safe_open
 
+    # Exports of such weights have other files, so they are recognized by their origin.
     for path in sorted(FOLDER.glob("*.safetensors")):
         with safe_open(path, "np") as file:
             stored = json.loads(file.metadata()["origin"])

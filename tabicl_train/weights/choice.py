@@ -1,4 +1,4 @@
-"""Which weights of a run a command takes: one rule for all of them."""
+"""Which weights of a run a command takes: one rule for all commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tabicl_train.run.removed import REMOVED
 from tabicl_train.weights import no_such_weights
 
 BEST, NEWEST, EMA = "best", "newest", "ema"
-TRAINED = "trained"  # another name of the newest ones, under which exports record them
+TRAINED = "trained"  # another name of the newest weights; exports record this one
 CHOICES = (BEST, NEWEST, EMA, TRAINED)
 BEST_FILE = "checkpoints/best.ckpt"  # in the run directory
 START_FILE = "checkpoints/start.ckpt"  # the weights that the run started from, if they were given and validated
@@ -34,15 +34,29 @@ WORDS = {
 
 
 def weights_in_words(kind: str, step: int, steps: int | None = None) -> str:
-    """Name the weights of a run whose scores are shown; steps: of the whole run, if known."""
+    """Return a phrase for the weights of a run, to be shown with their scores.
+
+    Parameters
+    ----------
+    kind : str
+        trained, best or ema.
+    step : int
+        Optimizer steps done.
+    steps : int, optional
+        Steps of the whole run, if known.
+
+    Returns
+    -------
+    str
+    """
     if kind == TRAINED and step == steps:
         return f"the final ones, of step {step:,}"
-    of_steps = "" if steps is None else f" of {steps:,}"
-    return f"{WORDS.get(kind, kind)}, step {step:,}{of_steps}"
+    total = "" if steps is None else f" of {steps:,}"
+    return f"{WORDS.get(kind, kind)}, step {step:,}{total}"
 
 
 def choice_problems(weights: str | None) -> list[str]:
-    """List the problem with a choice of weights."""
+    """List the problem with a choice of weights, or nothing."""
     if weights == "last":
         advice = REMOVED["averages.last"].advice
         return [f"weights is 'last', which was removed in version 0.3.0 with averages.last; {advice}"]
@@ -57,10 +71,10 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     Parameters
     ----------
     path : Path
-        A run directory or a file. Resume and replay do not choose; they need the newest checkpoint.
+        A run directory or a file. Resume and replay do not call this; they always take the newest checkpoint.
     weights : str, optional
-        best, newest, trained or ema. Default for a run directory: best if it has them, otherwise newest, and a line
-        says which. A file has one set of weights, and that of a run also the average.
+        best, newest, trained or ema. Default for a run directory: best if it has them, otherwise newest; a line says
+        which. A file holds one set of weights; a checkpoint of a run may also hold the average.
 
     Returns
     -------
@@ -78,14 +92,14 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     """
     kind = TRAINED if weights == NEWEST else weights
 
-    # A file
+    # A file.
     if not path.is_dir():
         file, content = load_checkpoint(str(path))
         if kind == BEST and is_run_checkpoint(content):
             raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
         return file, content, kind or TRAINED
 
-    # A run directory
+    # A run directory.
     if kind is None:
         kind = BEST if keeps_best(path) else TRAINED
     source = best_file(path) if kind == BEST else path
@@ -93,6 +107,7 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     if kind == EMA and not averaged_weights(content):
         raise ConfigError([no_average(file)])
 
+    # Say what was taken, since the default depends on the run.
     step = content["global_step"]
     line = f"weights   {path}: {WORDS[kind]}, of step {step:,}"
     if kind == BEST:
@@ -125,18 +140,18 @@ def load_checkpoint(checkpoint: str) -> tuple[Path, dict]:
 
 
 def no_average(file: Path) -> str:
-    """Return the problem that a checkpoint keeps no average of the weights."""
-    return f"{file} keeps no such average: averages.ema was 0, or the run has just begun"
+    """Return the error about a checkpoint without an average of the weights."""
+    return f"{file} holds no average of the weights: averages.ema was 0, or the run has just begun"
 
 
 @functools.cache
 def say_once(line: str) -> None:
-    """Print a line, unless this process has printed it: an estimator reads the same run in every fit."""
+    """Print a line unless this process has already printed it, since an estimator reads its run in every fit."""
     info(line)
 
 
 def keeps_best(run_dir: Path) -> bool:
-    """Whether a validation has chosen best weights, be their file there or not."""
+    """Whether a validation has chosen best weights, even if their file is missing."""
     if (run_dir / BEST_FILE).exists():
         return True
     return any(row.get("is_best") == "1" for row in Records(run_dir).rows("validation.csv"))
@@ -148,5 +163,5 @@ def best_file(run_dir: Path) -> Path:
     if path.exists():
         return path
     if keeps_best(run_dir):
-        raise ConfigError([f"{path}, the best weights of the run, is missing; weights=newest takes the newest ones"])
-    raise ConfigError([f"{run_dir} keeps no best weights: validation.every was 0, or there was no validation yet"])
+        raise ConfigError([f"{path}, the best weights of the run, is missing; set weights=newest"])
+    raise ConfigError([f"{run_dir} has no best weights: validation.every was 0, or there has been no validation yet"])

@@ -1,11 +1,9 @@
 """Exports a run or a checkpoint to a file or folder for other programs; weights/reader.py reads what it writes.
 
 Formats are registered by `register.export_format`. Files of the first one, the public format, load with
-`tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`. Such a file is
-torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": origin of the weights}). The
-package silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
-required when a file is read. It ignores version and origin, which files of other programs lack. A safetensors file
-holds the same: the weights as its tensors, the rest in its metadata, with a checksum that is verified when it is read.
+`tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`; weights/files.py describes their content. The
+`tabicl` package silently replaces a missing value of the configuration by its own default, so all 26 are written. It
+ignores the version and the origin.
 """
 
 from __future__ import annotations
@@ -49,9 +47,9 @@ from tabicl_train.weights.onnx_format import missing_packages, onnx_predictor, s
 from tabicl_train.weights.pretrained import Pretrained, as_float32, mismatches, plugins_argument
 from tabicl_train.weights.reader import build_network, files_of_weights, load_model, load_network, read_weights
 
-__all__ = ["export", "load_model", "load_network"]  # the loaders are of weights/reader.py, and have been here before
+__all__ = ["export", "load_model", "load_network"]  # the loaders moved to weights/reader.py, and stay importable here
 
-# Of the tables on which an export is compared: tables, rows, labeled rows, columns.
+# Tables on which an export is compared with the network: numbers of tables, rows, labeled rows and columns.
 SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
 
 Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
@@ -64,7 +62,7 @@ def export(
     format: str | None = None,
     plugins: str | Path | Iterable[str | Path] | None = None,
 ) -> str:
-    """Write a file or folder, and compare its predictions with the network's before it takes its place.
+    """Write weights to a file or folder, and check that its predictions agree with those of the network.
 
     Parameters
     ----------
@@ -87,7 +85,7 @@ def export(
     Raises
     ------
     ConfigError
-        If it cannot be written; what was at `output` then stays.
+        If it cannot be written, or its predictions differ. What was at `output` before stays.
     """
     load_plugins(plugins)
     output = expand_home(output)
@@ -104,7 +102,7 @@ def export(
 
 
 def best_in_words(origin: dict) -> str:
-    """Describe the validation of weights that are the best ones of a run, from their origin."""
+    """Describe, from the origin of the best weights of a run, the validation that chose them."""
     scores = []
     for row in origin.get("validation", []):
         if row["step"] != origin["step"] or validation_kind(row["data"]) == PROBES:
@@ -119,25 +117,50 @@ def best_in_words(origin: dict) -> str:
 
 
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
-    """Write weights to a file or folder in a format that `check_format` has returned; see `export`."""
+    """Write weights to a file or folder; see `export`.
+
+    Parameters
+    ----------
+    pretrained : Pretrained
+        The weights.
+    output : str
+        The file or folder.
+    format : str
+        The name of a format, as `check_format` returned it.
+
+    Returns
+    -------
+    str
+        A line about what was written and how to load it.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be written, or its predictions differ.
+    """
+    # The network that the export must agree with. Its `forward` must agree with its `encode` and `decode`, too.
     chosen = register.export_format[format]
     network = build_network(pretrained)
     problem = forward_differs(network)
     if problem:
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
-    checked = False  # whether the format has called `check`, which those of plug-ins may not do
+
+    # The format calls `check` with what it has written, before that takes its place. A format of a plug-in may omit the
+    # call.
+    checked = False
 
     def check(path: Path) -> None:
         nonlocal checked
         checked = True
         try:
             problem = export_differs(network, chosen.predictor(path), chosen.tolerance)
-        except ConfigError as error:  # names the temporary file
+        except ConfigError as error:  # its text names the temporary file
             problem = "; ".join(error.problems).replace(f"{path}: ", "").replace(str(path), "it")
         if problem:
             raise ConfigError([f"{output} is not written: {problem}"])
 
+    # Write, and check at the end what was not checked before; a file that differs is removed.
     try:
         for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
             remove_leftovers(folder)
@@ -165,7 +188,20 @@ def save_public(
     origin: dict | None = None,
     check: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Write a public file, unless `check`, which is called with the complete temporary file, raises.
+    """Write a file of the public format, as safetensors if the path ends so.
+
+    Parameters
+    ----------
+    config : NetworkConfig
+        The settings of the network.
+    weights : dict of str to Tensor
+        Its weights, which are written in float32.
+    path : str or Path
+        The file.
+    origin : dict, optional
+        The origin of the weights.
+    check : callable, optional
+        Called with the complete temporary file. If it raises, nothing is written.
 
     Raises
     ------
@@ -211,8 +247,8 @@ def write_hub(pretrained: Pretrained, network: Network, path: Path, check: Check
 
 
 def write_onnx(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
-    instead = "format=hub takes every network"
-    if type(network).forward is not TabICL.forward:  # what is converted
+    instead = "format=hub exports any network"
+    if type(network).forward is not TabICL.forward:  # the forward pass that is converted
         raise ConfigError(
             [f"format=onnx converts the forward pass of TabICL, and {type(network).__name__} has its own; {instead}"]
         )
@@ -221,7 +257,7 @@ def write_onnx(pretrained: Pretrained, network: Network, path: Path, check: Chec
         save_onnx(cast(TabICL, network), path, pretrained.summary, check)
     except (ConfigError, OSError):
         raise
-    except Exception as error:  # of torch's exporter, or of a stage that a subclass has replaced
+    except Exception as error:  # from torch's exporter, or from a stage that a subclass has replaced
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError([f"format=onnx cannot convert {type(network).__name__} ({reason}); {instead}"]) from error
     what = "quantiles" if pretrained.config.is_regression else f"logits of {pretrained.config.outputs} classes"
@@ -251,24 +287,24 @@ def folder_problems(output: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Format:
-    """An export format: what is registered by `register.export_format`.
+    """An export format, as `register.export_format` registers it.
 
     Parameters
     ----------
     entry : callable
-        `entry(pretrained, network, path, check)` writes a file or folder, and returns how to load it, a few words. It
-        should write to another path beside it and call `check(written)`, which raises ConfigError if the predictions
-        of what is written differ from the network's, before it takes its place, as `outputs.write_atomically` does;
-        if it does not call `check`, that is done at the end, and a file that differs is removed.
+        `entry(pretrained, network, path, check)` writes a file or folder and returns a few words on how to load it. It
+        should write to a temporary path in the same folder, call `check(temporary)`, which raises ConfigError if the
+        predictions differ from the network's, and then rename it, as `outputs.write_atomically` does. If it does not
+        call `check`, this is done at the end, and a file that differs is removed.
     suffixes : tuple of str
-        The ends of names of files that mean this format; "" is a folder.
-    predictor : callable
-        `predictor(path)` returns a function of what is written: X (B, N, M), y_train (B, n) -> logits or quantiles
-        (B, N - n, C). By default `load_network` reads it.
-    tolerance : float
-        The largest difference between its predictions and the network's.
-    problems : callable
-        `problems(output)` returns why a path cannot be written.
+        The suffixes of file names that select this format; "" selects it for folders.
+    predictor : callable, optional
+        `predictor(path)` returns a function that predicts with what was written: X (B, N, M), y_train (B, n) -> logits
+        or quantiles (B, N - n, C). Default: `load_network` reads it.
+    tolerance : float, optional
+        The largest absolute difference between its predictions and the network's. Default: 1e-5.
+    problems : callable, optional
+        `problems(output)` returns a list of reasons why a path cannot be written.
     """
 
     entry: Callable[[Pretrained, Network, Path, Check], str]
@@ -283,7 +319,8 @@ register.export_format(
     "safetensors",
     write_public,
     suffixes=(".safetensors",),
-    predictor=lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),  # it still ends .tmp
+    # Not read_back, which goes by the suffix: the temporary file ends in .tmp.
+    predictor=lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),
 )
 register.export_format("hub", write_hub, suffixes=("",), problems=folder_problems)
 register.export_format(
@@ -291,28 +328,47 @@ register.export_format(
     write_onnx,
     suffixes=(".onnx",),
     predictor=onnx_predictor,
-    tolerance=1e-4,  # for another order of sums
+    tolerance=1e-4,  # onnxruntime sums in another order
     problems=lambda output: file_problems(output) + missing_packages(),
 )
 
 
 def check_format(output: str, format: str | None) -> str:
-    """Return the format to write; raises ConfigError with all problems of the arguments."""
+    """Return the name of the format to write.
+
+    Parameters
+    ----------
+    output : str
+        The file or folder.
+    format : str or None
+        The format that the user chose. None: the name of the output decides.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ConfigError
+        If the format is unknown or ambiguous, does not fit the name, or the output cannot be written.
+    """
+    # Formats that the name of the output selects; a folder may have any name, such as v2.1, if the format is given.
     formats = register.export_format
     suffix = Path(output).suffix
-    meant = [name for name, each in formats.items() if suffix in each.suffixes]  # by the name of the output
+    meant = [name for name, each in formats.items() if suffix in each.suffixes]
     if format is not None and format not in formats:
         problems = [formats.unknown(format)]
         if not meant:
             problems.append(f"output is {output!r}; its name decides the format: {names_of_formats()}")
         raise ConfigError(problems)
     writes_folder = format is not None and "" in formats[format].suffixes
-    if not meant and not writes_folder:  # a folder may be called v2.1
+    if not meant and not writes_folder:
         raise ConfigError([f"output is {output!r}; its name decides the format: {names_of_formats()}"])
     if format is None and len(meant) > 1:
-        raise ConfigError([f"output is {output!r}, whose name means {' or '.join(meant)}; set format=NAME"])
+        raise ConfigError([f"output is {output!r}, which may be {' or '.join(meant)}; set format=NAME"])
     if format is not None and meant and format not in meant:
-        raise ConfigError([f"output is {output!r}, whose name means format={meant[0]}, but format is {format}"])
+        raise ConfigError([f"output is {output!r}, a name for format={meant[0]}, but format is {format}"])
+
     chosen = format or meant[0]
     problems = formats[chosen].problems(output)
     if problems:
@@ -321,7 +377,7 @@ def check_format(output: str, format: str | None) -> str:
 
 
 def names_of_formats() -> str:
-    """Return the names of outputs of all formats, in a line."""
+    """Return how outputs of each format are named, in one line."""
     described = []
     for name, each in register.export_format.items():
         suffixes = [suffix for suffix in each.suffixes if suffix]
@@ -337,12 +393,28 @@ def joined_by_or(texts: list[str]) -> str:
 
 @torch.no_grad()
 def export_differs(network: Network, predict: Predictor, tolerance: float) -> str | None:
-    """Describe how logits or quantiles of an export differ from the network's on random tables; None if they agree."""
+    """Describe how an export differs from the network on random tables; None if they agree.
+
+    Parameters
+    ----------
+    network : Network
+        The network that was exported.
+    predict : callable
+        The export: X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C).
+    tolerance : float
+        The largest absolute difference of logits or quantiles that is allowed.
+
+    Returns
+    -------
+    str or None
+    """
     what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)
     for tables, rows, labeled, columns in SHAPES:
         if network.size_problem(network.config, rows, columns):
             continue
+
+        # Random tables, with a fifth of the cells missing if the network reads missing values.
         X = torch.randn(tables, rows, columns, generator=generator)
         if network.config.missing_values:
             X[torch.rand(X.shape, generator=generator) < 0.2] = torch.nan
@@ -350,6 +422,8 @@ def export_differs(network: Network, predict: Predictor, tolerance: float) -> st
             y_train = torch.randn(tables, labeled, generator=generator)
         else:
             y_train = torch.randint(0, network.config.outputs, (tables, labeled), generator=generator)
+
+        # Both predict. The comparison also fails if a difference is nan.
         expected = predictor(network)(X, y_train)
         if not expected.isfinite().all():
             return f"the network's {what} are not finite"
@@ -358,6 +432,6 @@ def export_differs(network: Network, predict: Predictor, tolerance: float) -> st
         if actual.shape != expected.shape:
             return f"its {what} differ from the network's in shape, {tuple(actual.shape)} {where}"
         difference = (actual - expected).abs().max()
-        if not difference <= tolerance:  # also if it is nan
+        if not difference <= tolerance:
             return f"its {what} differ from the network's by {difference:.1e} {where}"
     return None

@@ -2,8 +2,8 @@
 
 A public file is torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": origin of the
 weights}). The `tabicl` package silently replaces a missing value of the configuration by its own default, so all 26 are
-required. Files of other programs lack version and origin. A safetensors file holds the same: the weights as its
-tensors, the rest in its metadata, with a checksum that is verified when it is read.
+required. Files of other programs lack the version and the origin. A safetensors file holds the same: the weights are
+its tensors, and the rest is in its metadata, with a checksum that is verified on reading.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LIBRARY = "tabicl-train"
 
 
 def read_safetensors(path: Path) -> dict:
-    """Read a safetensors file as the content of a public file."""
+    """Read a safetensors file and return its content in the form of a public file; raises ConfigError."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -56,7 +56,7 @@ def read_safetensors(path: Path) -> dict:
     try:
         description = {key: read_json(metadata[key]) for key in ("config", "format_version", "origin")}
     except (KeyError, ValueError):
-        why = f"it has no configuration; of a hub folder, name the folder, {str(path.parent)!r}"
+        why = f"it has no configuration; if it is in a hub folder, name the folder, {str(path.parent)!r}"
         raise ConfigError([f"weights are not read from {path}: {why}"]) from None
     return description | {"state_dict": tensors}
 
@@ -87,7 +87,7 @@ def is_hub_folder(path: Path) -> bool:
 
 
 def load_hub(folder: Path) -> Pretrained:
-    """Read a folder; raises ConfigError if it is incomplete, damaged or of another program."""
+    """Read a hub folder; raises ConfigError if it is incomplete, damaged or of another program."""
     for name in (WEIGHTS, CONFIG):
         if not (folder / name).is_file():
             raise ConfigError([f"{folder} has no {name}; it is incomplete or not a folder of tabicl-export"])
@@ -101,7 +101,7 @@ def load_hub(folder: Path) -> Pretrained:
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{folder / WEIGHTS} cannot be read: {first_line(error)}"]) from None
     if recorded_checksum(description, WEIGHTS) != sha256_of(content):
-        raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
+        raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} next to it"])
     require(plugins_in(description.get("origin")), NEEDED, folder)
     config = network_config(folder / CONFIG, description["model"])
     check_weights(folder, config, tensors)
@@ -117,7 +117,7 @@ def read_description(folder: Path) -> dict | None:
 
 
 def recorded_checksum(description: dict, name: str) -> Any:
-    """Return the checksum of a file that config.json names; None if it names none."""
+    """Return the checksum that config.json records for a file, or None."""
     checksums = description.get("sha256")
     return checksums.get(name) if isinstance(checksums, dict) else None
 

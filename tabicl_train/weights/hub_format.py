@@ -1,10 +1,10 @@
-"""The hub format: a folder that `hf upload` publishes on the Hugging Face Hub, and that `weights/files.py` loads.
+"""The hub format: a folder that `hf upload` publishes on the Hugging Face Hub and `weights/files.py` loads.
 
 model.safetensors  the weights
 config.json        the settings of the network, the origin of the weights, and the checksums of the other files
 README.md          the model card
 
-A folder is written under a temporary name and renamed, so that it is never incomplete.
+A folder is written under a temporary name and then renamed, so that it is never incomplete.
 """
 
 from __future__ import annotations
@@ -47,7 +47,24 @@ CARD = "README.md"
 
 
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
-    """Write or replace a folder, unless `check`, which is called with the complete temporary folder, raises."""
+    """Write or replace a folder.
+
+    Parameters
+    ----------
+    pretrained : Pretrained
+        The weights.
+    folder : Path
+        The folder.
+    check : callable
+        Called with the complete temporary folder. If it raises, nothing is written.
+
+    Raises
+    ------
+    ConfigError
+        If the origin of the weights lacks what the model card needs.
+    OSError
+        If the folder cannot be written.
+    """
     folder = Path(os.path.realpath(folder))
     temporary = temporary_name(folder)
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
@@ -63,7 +80,7 @@ def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]
 
 
 def put_in_place(temporary: Path, folder: Path) -> None:
-    """Rename a complete folder, and remove the one whose place it takes."""
+    """Rename a complete folder, and remove the folder that it replaces."""
     if not folder.exists():
         temporary.rename(folder)
         sync_folder(folder.parent)
@@ -77,7 +94,7 @@ def put_in_place(temporary: Path, folder: Path) -> None:
 
 
 def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
-    """Return the content of the files of a folder; `name` is the title of the card."""
+    """Return the content of each file of a folder; `name` is the title of the card."""
     tensors = {key: as_float32(tensor).clone().contiguous() for key, tensor in pretrained.tensors.items()}
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
     try:
@@ -97,7 +114,7 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
 
 
 def hub_problem(folder: Path) -> str | None:
-    """Return why a folder cannot be written, or replaced without loss; None if it can."""
+    """Return why a folder cannot be written, or cannot be replaced without losing other files; None if it can."""
     if not folder.exists():
         return folder_problem(folder.parent)
     if not folder.is_dir():
@@ -119,12 +136,16 @@ def hub_problem(folder: Path) -> str | None:
 
 def model_card(name: str, pretrained: Pretrained) -> str:
     """Return the card of a model with this name in Markdown; sections without information are left out."""
+    # Only weights of a run have sections about training and scores. Those of an estimator may have plug-ins in their
+    # origin, and nothing else.
     origin = pretrained.origin
     network = pretrained.config
     family = family_of(network)
-    is_from_run = bool(origin.keys() - {"plugins"})  # an estimator's network has no run, but perhaps plug-ins
+    is_from_run = bool(origin.keys() - {"plugins"})
     has_scores = is_from_run and family.predicts_real_tables
     needed = plugins.uses(plugins_in(origin), NEEDED)
+
+    # The template model_card.md.j2, in which an undefined variable is an error.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -161,6 +182,8 @@ def model_card(name: str, pretrained: Pretrained) -> str:
         coverage=f"{INTERVAL[1] - INTERVAL[0]:.0%}",
         trained_range=pretrained.trained_range,
     )
+
+    # Sections that were left out leave blank lines, of which one stays.
     return re.sub(r"\n{3,}", "\n\n", card).strip() + "\n"
 
 
@@ -171,13 +194,13 @@ def begun_stages(origin: dict) -> dict[str, int]:
 
 
 def sets_mix(origin: dict) -> bool:
-    """Whether a stage that has begun has shares of its own of the components of a mixture."""
+    """Whether a stage that has begun sets its own shares of the components of a mixture."""
     stages = origin["config"]["curriculum"]["stages"]
     return any(stages[name].get("mix") for name in begun_stages(origin))
 
 
 def validation_columns(pretrained: Pretrained) -> list[str]:
-    """Return the columns of the last validation before the weights were stored; none without a validation."""
+    """Return the columns of the last validation before the weights were saved; empty without a validation."""
     rows = pretrained.origin["validation"]
     if not rows:
         return []
@@ -191,14 +214,14 @@ def validation_columns(pretrained: Pretrained) -> list[str]:
 
 
 def mean_scores(pretrained: Pretrained) -> list[dict[str, Any]]:
-    """Return the mean scores of methods: for weights in the package those of scores.csv, for others the run's."""
+    """Return the mean scores of methods, from scores.csv for weights in the package, otherwise from the run."""
     return shipped_scores(pretrained.origin) or pretrained.origin["evaluation"]
 
 
 def mean_score(pretrained: Pretrained) -> dict[str, Any] | None:
-    """Return the mean score on real tasks, which becomes metadata: that of the first suite if there are several.
+    """Return the mean score on real tasks that becomes metadata of the card, of the first suite if there are several.
 
-    Means of other weights, or of unknown ones, are on the card, but no metadata.
+    None if these are not the weights that were scored, or if that is unknown; the card shows such means nonetheless.
     """
     score, title = ("r2", "R2") if pretrained.config.is_regression else ("roc_auc", "ROC AUC")
     for row in mean_scores(pretrained):

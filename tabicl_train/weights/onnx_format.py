@@ -1,11 +1,11 @@
 """The ONNX format: a classifier or a regressor with symbolic numbers of tables, rows and columns.
 
-Inputs are tables as the network reads them, with standardized columns and without NaN:
+Inputs are tables in the form that the network reads, with standardized columns and without NaN:
 
 X        (tables, rows, columns) float32
-y_train  (tables, labeled_rows) int64, labels in 0..classes-1 of the first rows
-logits   (tables, rows - labeled_rows, classes) float32, of all classes that the network was trained for; use the first
-         C for a table with C classes
+y_train  (tables, labeled_rows) int64, labels of the first rows, in 0..classes-1
+logits   (tables, rows - labeled_rows, classes) float32, for all classes that the network was trained for; use the
+         first C for a table with C classes
 
 For a regressor, y_train is float32, the standardized target, and the output is
 
@@ -36,8 +36,8 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 class WithSymbolicSizes(nn.Module):
     """The network's forward pass for tables of equal shape, with symbolic sizes.
 
-    B tables, N rows of which the first n are labeled, M features, G feature groups, K features of a group, C logits or
-    quantiles.
+    There are B tables with N rows, the first n of which are labeled, and M features in G groups of K; outputs are C
+    logits or quantiles.
     """
 
     def __init__(self, network: TabICL) -> None:
@@ -54,7 +54,7 @@ class WithSymbolicSizes(nn.Module):
         n = y_train.shape[1]
         log_n = torch.ones_like(y_train[0], dtype=torch.float32).sum().log()[None]  # (1,); math.log would fix n
 
-        # Columns: labeled rows, to inducing points and back to all rows.
+        # Columns: the labeled rows are summarized in inducing points, which all rows attend to.
         groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, K)
         G = groups.shape[1]
         cells = labeled_rows_first(groups, n)  # (B * G * N, K), labeled rows first
@@ -62,7 +62,7 @@ class WithSymbolicSizes(nn.Module):
             if config.is_regression:
                 marks = torch.stack([y_train, torch.ones_like(y_train)], 2)
             else:
-                marks = F.one_hot(y_train, config.max_classes + 1)  # the last class marks labeled rows
+                marks = F.one_hot(y_train, config.max_classes + 1)  # the last entry marks labeled rows
                 marks = marks.index_fill(2, torch.tensor([config.max_classes]), 1).float()
             marks = marks[:, None].expand(-1, G, -1, -1)
             marks = torch.cat([marks.flatten(0, 2), marks.new_zeros(B * G * (N - n), marks.shape[-1])])
@@ -73,7 +73,7 @@ class WithSymbolicSizes(nn.Module):
         columns = Columns(B * G * n, log_n, log_n, log_n, to_inducing, from_inducing)
         tokens = column.embed(cells, columns, log_n)  # (B * G * N, E)
 
-        # Rows: CLS tokens before the features of each.
+        # Rows: the CLS tokens of each row, in front of its features, collect them.
         labeled = tokens[: B * G * n].view(B, G, n, -1)
         queries = tokens[B * G * n :].view(B, G, N - n, -1)
         by_row = torch.cat([labeled, queries], 2).transpose(1, 2)  # (B, N, G, E)
@@ -94,12 +94,12 @@ class WithSymbolicSizes(nn.Module):
 
 
 def labeled_rows_first(x: Tensor, n: int) -> Tensor:
-    """Flatten x (..., N, K) to (rows, K), the first n rows of all before the others of all."""
+    """Flatten x (..., N, K) to (rows, K): the first n rows of every table, then the other rows of every table."""
     return torch.cat([x[..., :n, :].flatten(0, -2), x[..., n:, :].flatten(0, -2)])
 
 
 def group_features(X: Tensor, grouping: str, size: int) -> Tensor:
-    """Group features as tabicl.feature_index does: X (B, N, M) -> (B, G, N, size)."""
+    """Group features like `feature_index` in model/stages.py: X (B, N, M) -> (B, G, N, size)."""
     columns = X.transpose(1, 2)  # (B, M, N)
     if grouping == "none":
         return columns.unsqueeze(-1)
@@ -110,17 +110,31 @@ def group_features(X: Tensor, grouping: str, size: int) -> Tensor:
 
 
 def missing_packages() -> list[str]:
-    """List the problem of missing packages."""
+    """List the error about missing packages, or nothing."""
     if all(map(is_installed, PACKAGES)):
         return []
     return [f"format=onnx needs {', '.join(PACKAGES)}: {install(' '.join(PACKAGES), 'onnx')}"]
 
 
 def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Callable[[Path], None]) -> None:
-    """Write a network in evaluation mode, unless `check`, which is called with the complete temporary file, raises."""
+    """Write a network in evaluation mode.
+
+    Parameters
+    ----------
+    network : TabICL
+        The network.
+    path : Path
+        The file.
+    metadata : dict of str to str
+        Entries of its metadata.
+    check : callable
+        Called with the complete temporary file. If it raises, nothing is written.
+    """
+    # Sizes that stay symbolic. The exporter treats one query row as a case of its own, hence min=4; the file supports
+    # any number. It also treats sizes of 1 and equal sizes as fixed, so the example has neither; its values are
+    # arbitrary.
     tables, labeled, columns = map(torch.export.Dim, ("tables", "labeled_rows", "columns"))
-    rows = torch.export.Dim("rows", min=4)  # the exporter distinguishes one query row; the file supports any number
-    # The values are arbitrary, but the exporter takes sizes of 1 and equal sizes for fixed.
+    rows = torch.export.Dim("rows", min=4)
     regression = network.config.is_regression
     labels = torch.float32 if regression else torch.int64
     example = (torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=labels))
@@ -138,10 +152,11 @@ def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Call
             )
     finally:
         logging.disable(logging.NOTSET)
-    assert program is not None  # as it always is with dynamo
+    assert program is not None  # always with dynamo
     model = program.model_proto
+
+    # Stack traces name folders of this machine; the other metadata of operations stay.
     for node in model.graph.node:
-        # Where each operation was written is for debugging, and names folders of this machine.
         kept = [entry for entry in node.metadata_props if not entry.key.endswith("stack_trace")]
         del node.metadata_props[:]
         node.metadata_props.extend(kept)

@@ -1,4 +1,4 @@
-"""Weights, the settings of their network, their origin, and the range of the tables that they were trained on."""
+"""Weights with the settings of their network, their origin, and the range of the tables that they were trained on."""
 
 from __future__ import annotations
 
@@ -28,19 +28,28 @@ from tabicl_train.run.plain_values import steps_of_stages
 from tabicl_train.run.removed import without_removed
 from tabicl_train.weights.choice import TRAINED, weights_in_words
 
-NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
+NEEDED = ("network", "scaling")  # kinds of things in plug-ins that a file of weights needs
 
 
 @dataclass(frozen=True)
 class TrainedRange:
     """The sizes of the tables that a network was trained on, without query rows.
 
-    These are the tables of all stages that its run has started, and those that the weights it started from have seen.
+    It covers the tables of all stages that its run has begun, and those of the weights that the run started from.
+
+    Parameters
+    ----------
+    labeled_rows : (int, int)
+        The fewest and the most labeled rows.
+    features : (int, int)
+        The fewest and the most features.
+    classes : int, optional
+        The most classes; None for regression.
     """
 
-    labeled_rows: tuple[int, int]  # the fewest and the most
+    labeled_rows: tuple[int, int]
     features: tuple[int, int]
-    classes: int | None = None  # the most; None for numbers
+    classes: int | None = None
 
     def holds(self, labeled_rows: int, features: int, classes: int | None = None) -> bool:
         """Whether all sizes of a task lie inside, bounds included."""
@@ -52,12 +61,12 @@ class TrainedRange:
         )
 
     def overlaps(self, other: TrainedRange) -> bool:
-        """Whether there are sizes that lie inside both ranges."""
+        """Whether some sizes lie inside both ranges."""
         both = self.common(other)
         return both.labeled_rows[0] <= both.labeled_rows[1] and both.features[0] <= both.features[1]
 
     def common(self, other: TrainedRange) -> TrainedRange:
-        """Return the range of the sizes that lie inside both; it holds nothing if they do not overlap."""
+        """Return the intersection of both ranges, which holds no sizes if they do not overlap."""
         limits = [classes for classes in (self.classes, other.classes) if classes is not None]
         return TrainedRange(
             common_bounds(self.labeled_rows, other.labeled_rows),
@@ -66,7 +75,7 @@ class TrainedRange:
         )
 
     def with_those_of(self, other: TrainedRange) -> TrainedRange:
-        """Return the range of tables of both."""
+        """Return the smallest range that includes both."""
         return TrainedRange(
             widest_bounds([self.labeled_rows, other.labeled_rows]),
             widest_bounds([self.features, other.features]),
@@ -74,7 +83,7 @@ class TrainedRange:
         )
 
     def recorded(self, max_classes: int) -> dict[str, Any]:
-        """Return what files hold: the classes only if they are fewer than those of the network, `max_classes`."""
+        """Return the form that files hold, with `classes` only if there are fewer than the network's `max_classes`."""
         sizes: dict[str, Any] = {"labeled_rows": list(self.labeled_rows), "features": list(self.features)}
         if self.classes is not None and self.classes < max_classes:
             sizes["classes"] = self.classes
@@ -98,7 +107,20 @@ def widest_bounds(bounds: Iterable[Iterable[int]]) -> tuple[int, int]:
 
 
 def position(trained: TrainedRange | None, sizes: Mapping[str, Any]) -> str:
-    """Return where a task of these sizes lies: labeled_rows, features and, if it has classes, their number."""
+    """Return where a task lies relative to a trained range.
+
+    Parameters
+    ----------
+    trained : TrainedRange or None
+        The range; None if it is unknown.
+    sizes : mapping
+        Numbers of `labeled_rows`, `features` and, for classification, `classes` of the task.
+
+    Returns
+    -------
+    str
+        inside, outside or unknown.
+    """
     if trained is None:
         return UNKNOWN
     if trained.holds(sizes["labeled_rows"], sizes["features"], sizes.get("classes")):
@@ -108,11 +130,21 @@ def position(trained: TrainedRange | None, sizes: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights of a network."""
+    """Weights of a network.
 
-    config: Any  # the settings of any family, see model/family.py
+    Parameters
+    ----------
+    config : NetworkConfig
+        The settings of the network, of any family; see model/family.py.
+    tensors : dict of str to Tensor
+        The weights by name.
+    origin : dict, optional
+        Where they come from, see `KINDS_OF_ORIGIN`; empty for files of the `tabicl` package.
+    """
+
+    config: Any
     tensors: dict[str, Tensor]
-    origin: dict = field(default_factory=dict)  # see `KINDS_OF_ORIGIN`; empty for files of the `tabicl` package
+    origin: dict = field(default_factory=dict)
 
     @property
     def trained_range(self) -> TrainedRange | None:
@@ -122,9 +154,9 @@ class Pretrained:
 
     @property
     def name(self) -> str:
-        """Which weights of which step they are, as scores name them."""
+        """Which weights they are and of which step, in the words of tables of scores."""
         if self.origin.get("step") is None:
-            return "those of a file that records no step"
+            return "from a file that records no step"
         return weights_in_words(self.origin.get("weights") or TRAINED, self.origin["step"], self.origin.get("steps"))
 
     @property
@@ -156,19 +188,19 @@ KINDS_OF_ORIGIN = {
 
 
 def plugins_in(origin: Any) -> list[dict]:
-    """Return what the origin of weights in a file says of plug-ins; nothing if the file is of another program."""
+    """Return the records of plug-ins in the origin of weights; empty if the origin has none, as in foreign files."""
     records = origin.get("plugins") if isinstance(origin, dict) else None
     return records if isinstance(records, list) else []
 
 
 def plugins_argument(pretrained: Pretrained) -> str:
-    """Return the argument of a call from Python that loads weights: `, plugins=['mine.py']`; "" without plug-ins."""
+    """Return the argument `, plugins=['mine.py']` of a call that loads these weights; "" if they need no plug-in."""
     names = [plugins.name_of(record) for record, _ in plugins.uses(plugins_in(pretrained.origin), NEEDED)]
     return f", plugins={names}" if names else ""
 
 
 def checked_origin(source: str | Path, origin: Any) -> dict:
-    """Return the origin of weights that a file holds; raises ConfigError if its types are not those of an export."""
+    """Return the origin of weights from a file; raises ConfigError if its types are not those that exports write."""
     if not isinstance(origin, dict):
         raise ConfigError([f"{source}: its origin is not a dictionary"])
     wrong = []
@@ -179,12 +211,12 @@ def checked_origin(source: str | Path, origin: Any) -> dict:
     if isinstance(sizes, dict) and sizes and not is_trained_range(sizes):
         wrong.append("trained_range")
     if wrong:
-        raise ConfigError([f"{source}: origin.{key} is {origin[key]!r}, as no export writes it" for key in wrong])
+        raise ConfigError([f"{source}: origin.{key} is {origin[key]!r}, which no export writes" for key in wrong])
     return origin
 
 
 def is_trained_range(sizes: dict) -> bool:
-    """Whether values of a file are those of a TrainedRange."""
+    """Whether values from a file have the form of a recorded TrainedRange."""
     if not {"labeled_rows", "features"} <= sizes.keys() <= {"labeled_rows", "features", "classes"}:
         return False
     if type(sizes.get("classes", 0)) is not int:
@@ -196,7 +228,24 @@ def is_trained_range(sizes: dict) -> bool:
 
 
 def network_config(source: Path, settings: Any) -> Any:
-    """Return the settings of a network from a file, with defaults for missing ones; raises ConfigError."""
+    """Return the settings of a network from a file, with defaults for missing ones.
+
+    Parameters
+    ----------
+    source : Path
+        The file, which errors name.
+    settings : dict
+        Plain values, which may come from an earlier version.
+
+    Returns
+    -------
+    NetworkConfig
+
+    Raises
+    ------
+    ConfigError
+        If the settings are damaged or invalid, or this version or the plug-in does not have one of them.
+    """
     if not isinstance(settings, dict):
         raise ConfigError([f"{source}: its settings of the network are not a dictionary"])
     try:
@@ -210,25 +259,42 @@ def network_config(source: Path, settings: Any) -> Any:
         plugin = plugins.of_module(cls.__module__)
         owner = "this version of tabicl-train" if plugin is None else f"the plug-in {plugin.module} as it is now"
         raise ConfigError([f"{source} has {', '.join(unknown)}, which {owner} does not have"])
-    if problems:  # such as a scaling rule that nobody has registered
+    if problems:  # such as a scaling rule that is not registered
         raise ConfigError([f"{source}: {problem}" for problem in problems])
     return config
 
 
 def as_float32(tensor: Tensor) -> Tensor:
-    """Return a weight as exports hold it: floats in float32, and others, such as a buffer of indices, as they are."""
+    """Return a weight in the type that exports use: floats in float32, others, such as buffers of indices, as is."""
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
-    """List why the network of the configuration cannot have these weights: their names, types, shapes and values."""
+    """List why the network of the configuration cannot have these weights.
+
+    Parameters
+    ----------
+    config : NetworkConfig
+        The settings of the network.
+    weights : dict of str to Tensor
+        The weights by name.
+
+    Returns
+    -------
+    list of str
+        Problems with names, shapes, types or values, one example of each; empty if the weights fit.
+    """
+    # What the network needs. It is built on the meta device, with a limit on its parts, since settings from a damaged
+    # file may describe a huge one.
     problem = state_dict_problem(weights)
     if problem is not None:
         return [problem]
     try:
         needed = build_without_memory(config, 1000 + 20 * len(weights)).state_dict()
-    except Exception as error:  # of any type, in a network of a plug-in
-        return [f"its settings and its {len(weights):,} weights do not fit: {first_line(error)}"]
+    except Exception as error:  # of any type, since the network may come from a plug-in
+        return [f"its settings do not fit its {len(weights):,} weights: {first_line(error)}"]
+
+    # Names and shapes.
     expected = {name: tuple(weight.shape) for name, weight in needed.items()}
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     problems = []
@@ -240,16 +306,18 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
         problems.append(f"{len(unknown)} weights do not belong to the network, for example {unknown[0]}")
     for name in sorted(expected.keys() & shapes.keys()):
         if expected[name] != shapes[name]:
-            problems.append(f"{name} has shape {shapes[name]}, the network needs {expected[name]}")
+            problems.append(f"{name} has shape {shapes[name]}; the network needs {expected[name]}")
             break  # one example is enough
     if problems:
         return problems
+
+    # Types and values.
     for name, weight in weights.items():
         if not is_of_kind(weight, needed[name].dtype):
-            return [f"{name} is of type {weight.dtype}, the network needs {needed[name].dtype}"]
+            return [f"{name} has type {weight.dtype}; the network needs {needed[name].dtype}"]
     problem = non_finite({name: weight.to(needed[name].dtype) for name, weight in weights.items()})
     if problem is not None:
-        problems.append(f"{problem}; take others, such as an earlier checkpoint of the run")
+        problems.append(f"{problem}; choose other weights, such as an earlier checkpoint of the run")
     return problems
 
 
@@ -260,7 +328,7 @@ def build_without_memory(config: NetworkConfig, most: int) -> Network:
 
     def count(*_: Any) -> None:
         nonlocal parts
-        parts += threading.get_ident() == thread  # other threads may build networks, too
+        parts += threading.get_ident() == thread  # the hooks are global, and other threads may build networks, too
         if parts > most:
             raise ValueError(f"the network has more than {most:,} parts")
 
@@ -278,7 +346,7 @@ def build_without_memory(config: NetworkConfig, most: int) -> Network:
 
 
 def is_of_kind(weight: Tensor, needed: torch.dtype) -> bool:
-    """Whether a weight of a file is a value of the type that the network needs."""
+    """Whether a weight from a file can be converted to the type that the network needs without loss."""
     if weight.dtype == needed:
         return True
     if not weight.is_floating_point() or needed.is_complex:
@@ -297,8 +365,15 @@ def check_weights(source: Path | str, config: NetworkConfig, weights: dict[str, 
 def trained_range(content: dict) -> TrainedRange:
     """Return the trained range of a run's checkpoint.
 
-    It depends on `config`, `global_step`, `largest_tables` (see stream/curriculum.py) and `inherited_range`, the range
-    recorded with the weights that the run started from, or None.
+    Parameters
+    ----------
+    content : dict
+        The content of the checkpoint. Only `config`, `global_step`, `largest_tables` (see stream/curriculum.py) and
+        `inherited_range` are read, the last of which is the range of the weights that the run started from, or None.
+
+    Returns
+    -------
+    TrainedRange
     """
     config = content["config"]
     stages = config["curriculum"]["stages"]
@@ -312,13 +387,13 @@ def trained_range(content: dict) -> TrainedRange:
     if inherited is None:
         return range_of_run
     inherited_range = recorded_range(inherited, max_classes)
-    if content["global_step"] == 0:  # the weights as they were taken over
+    if content["global_step"] == 0:  # the weights that the run started from, unchanged
         return inherited_range
     return range_of_run.with_those_of(inherited_range)
 
 
 def limited(stage: dict, largest: Mapping[str, int]) -> dict:
-    """Return a stage with the sizes of its tables, given the most rows, features and classes that they can have."""
+    """Return a stage whose sizes are limited to the most rows, features and classes that its tables can have."""
     sizes = stage | {"rows": rows_of(stage)}
     for name in ("rows", "features"):
         if name in largest:
@@ -343,7 +418,7 @@ def rows_of(stage: dict) -> list[int]:
 
 
 def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
-    """Return the range of the tables of stages, for a network with so many classes (0: numbers)."""
+    """Return the range of the tables of stages, for a network with `max_classes` classes (0 for regression)."""
     labeled = []
     features = []
     classes = 0
@@ -357,7 +432,7 @@ def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
 
 
 def recorded_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
-    """Return a range as a file holds it, of a network with so many classes (0: numbers)."""
+    """Convert a range from the form that files hold, for a network with `max_classes` classes (0 for regression)."""
     (fewest, most), (narrowest, widest) = recorded["labeled_rows"], recorded["features"]
     classes = min(recorded.get("classes", max_classes), max_classes)
     return TrainedRange((fewest, most), (narrowest, widest), classes or None)

@@ -1,6 +1,6 @@
 """The reader of weights: from a name, a run directory, a checkpoint or an export to weights and to a network.
 
-What writes weights is in `weights/export.py`, and is not needed to read them.
+Writing weights is in `weights/export.py`, which reading does not import.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def read_weights(checkpoint: str | Path, weights: str | None = None, accept_sing
     Parameters
     ----------
     checkpoint : str or Path
-        A run directory, a checkpoint of a run or an export; text may be a name of weights in the package, of a
-        classifier by default.
+        A run directory, a checkpoint of a run or an export. A text may also be a name of weights in the package; a name
+        without a task is that of a classifier.
     weights : str, optional
         Which weights of a run, see weights/choice.py.
     accept_single_set : bool, optional
-        Whether a file that holds one set of weights is read whatever `weights` says, with a note.
+        Whether to read a file that holds one set of weights regardless of `weights`, and print a line about it.
+        Default: False, which refuses the file.
 
     Returns
     -------
@@ -53,13 +54,13 @@ def read_weights(checkpoint: str | Path, weights: str | None = None, accept_sing
 
 
 def read_records(checkpoint: str | Path, weights: str | None, accept_single_set: bool) -> Pretrained:
-    """Do the work of `read_weights`, whose arguments are checked; records of wrong types raise errors of any type."""
+    """Do the work of `read_weights` after its checks; values of wrong types in a file raise errors of any type."""
     path = resolve(checkpoint)
     if path.suffix == ".onnx":
-        raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind"])
+        raise ConfigError([f"checkpoint is {checkpoint!r}; weights cannot be read from a file of this kind"])
 
-    # The kind of file: an export, of which there are three kinds, or a checkpoint of a run, which may hold several sets
-    # of weights; `find_weights` takes it from a run directory.
+    # The file is an export of one of three kinds or a checkpoint of a run. A checkpoint, which `find_weights` finds in
+    # a run directory, may hold several sets of weights.
     if path.suffix == ".safetensors":
         pretrained = public_weights(path, read_safetensors(path))
     elif is_hub_folder(path):
@@ -70,18 +71,18 @@ def read_records(checkpoint: str | Path, weights: str | None, accept_single_set:
             return run_weights(path, content, kind)
         pretrained = public_weights(path, content)
 
-    # An export holds one set, which is whatever was exported: `weights` cannot choose.
+    # An export holds the one set that was exported, so `weights` cannot choose another.
     if weights in (None, TRAINED, NEWEST):
         return pretrained
     if not accept_single_set:
         needed = "a run directory" if weights == BEST else "a checkpoint of a run"
         raise ConfigError([f"{path} holds one set of weights; weights={weights} needs {needed}"])
-    say_once(f"weights   {checkpoint} holds one set of weights, which is taken; weights={weights} is for runs")
+    say_once(f"weights   {checkpoint} holds one set of weights, which is used; weights={weights} applies to runs only")
     return pretrained
 
 
 def files_of_weights(checkpoint: str | Path) -> list[Path]:
-    """Return the files and the folder from which `read_weights` may read, for comparisons with an output."""
+    """Return the files and folders that `read_weights` may read, so that an output is not written over them."""
     path = resolve(checkpoint)
     if not path.is_dir():
         return [path]
@@ -108,12 +109,12 @@ def load_network(
     Parameters
     ----------
     checkpoint : str or Path
-        A run directory, a checkpoint of a run or an export; text may be a name of weights in the package.
+        A run directory, a checkpoint of a run or an export. A text may also be a name of weights in the package.
     weights : str, optional
-        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema. By
-        default the best by validation if there are any, otherwise the newest.
+        Which weights of a run directory: best (by validation), newest (or trained), or ema, an average that the run
+        keeps. Default: the best if there are any, otherwise the newest.
     plugins : str or list of str, optional
-        Modules and Python files, such as ["./mine.py"], that define the network, and that are imported.
+        Modules and Python files that define the network, such as ["./mine.py"]. They are imported.
 
     Returns
     -------
@@ -130,7 +131,7 @@ def load_network(
 
 
 def build_network(pretrained: Pretrained) -> Network:
-    with torch.random.fork_rng(devices=[]):  # the random weights, which are replaced, are drawn from a copy
-        network = family_of(pretrained.config)(pretrained.config).float()  # whatever torch's default type is
+    with torch.random.fork_rng(devices=[]):  # initial weights, which are replaced, leave torch's generator as it is
+        network = family_of(pretrained.config)(pretrained.config).float()  # torch's default type may be another
     network.load_state_dict(pretrained.tensors)
     return network.eval()

@@ -1,4 +1,4 @@
-"""Reads weights from the checkpoint of a run, with what the run directory says about them."""
+"""Reads weights from the checkpoint of a run, and their origin from the checkpoint and the run directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,26 @@ SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball"
 
 
 def run_weights(path: Path, content: dict, kind: str) -> Pretrained:
-    """Return the weights of a kind in the content of a run's checkpoint; raises ConfigError."""
+    """Return weights from the checkpoint of a run.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which errors name. Scores are read from its run directory.
+    content : dict
+        Its content.
+    kind : str
+        trained, best or ema.
+
+    Returns
+    -------
+    Pretrained
+
+    Raises
+    ------
+    ConfigError
+        If the content is damaged, has no such weights, or needs a plug-in that is not loaded.
+    """
     for name in ("model", "curriculum", "trainer"):
         if not isinstance(content["config"].get(name), dict):
             raise ConfigError([f"{path} is not a checkpoint of a run: its config has no {name}"])
@@ -41,7 +60,7 @@ def run_weights(path: Path, content: dict, kind: str) -> Pretrained:
 
 
 def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
-    """Return the weights of one kind in the content of a run's checkpoint."""
+    """Return the weights of one kind from the content of a run's checkpoint."""
     if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
     tensors = averaged_weights(content)
@@ -51,12 +70,27 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
 
 
 def origin_of(path: Path, content: dict, weights: str) -> dict:
-    """Return what is known about the checkpoint of a run, as JSON values; exports write it without folders."""
-    # The scores are read from the run directory, if the checkpoint is in one.
+    """Return the origin of the weights in a run's checkpoint as JSON values; exports remove folders from it.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint. If it is in a run directory, scores are read from there.
+    content : dict
+        Its content.
+    weights : str
+        trained, best or ema.
+
+    Returns
+    -------
+    dict
+        With the keys of `KINDS_OF_ORIGIN`, and `plugins`.
+    """
+    # How the run was started is in the checkpoint or, if it lacks `run`, in provenance.jsonl.
     records = Records(path.resolve().parent.parent)
     config = content["config"]
     step = content["global_step"]
-    start = content.get("run") or start_before(step, records.lines("provenance.jsonl"))  # by which code, and how
+    start = content.get("run") or start_before(step, records.lines("provenance.jsonl"))
     steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
     origin = {
         "run": str(Path(config["run_dir"])),
@@ -78,7 +112,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 
 
 def start_before(step: int, starts: list[dict]) -> dict:
-    """Return the last start of a run before a step, from the lines of its provenance.jsonl."""
+    """Return the last start of a run before a step, from the lines of its provenance.jsonl; {} without any."""
     earlier = [start for start in starts if start["step"] < max(step, 1)]
     return earlier[-1] if earlier else {}
 
@@ -96,9 +130,9 @@ def validation_rows(records: Records, step: int) -> list[dict]:
 
 
 def evaluation_means(records: Records) -> list[dict]:
-    """Return the mean scores of each method in evaluation.csv by trained range, with weights and ensemble members.
+    """Return a row of mean scores for each trained range and method in evaluation.csv.
 
-    An R2 below 0 counts as 0.
+    Each has the weights and the number of ensemble members, if recorded. An R2 below 0 counts as 0.
     """
     import pandas as pd
 
@@ -108,23 +142,25 @@ def evaluation_means(records: Records) -> list[dict]:
     results = pd.DataFrame(rows)
     scores = list(SCORES[judged_by(results)])
     results[scores] = results[scores].apply(pd.to_numeric)
-    # First over the splits of a task, then over tasks.
+    # Means over the splits of each task, and then over tasks.
     task_means = results.groupby(["trained_range", "method", "data"], sort=False)[scores].mean()
     if "r2" in scores:
         task_means["r2"] = task_means["r2"].clip(lower=0)
     by_method = task_means.groupby(level=["trained_range", "method"], sort=False)
     means = by_method.mean().reset_index()
     means.insert(2, "tasks", by_method.size().to_numpy())
-    for column in ("n_estimators", "weights"):  # the same in all rows of a method; earlier versions did not write them
+
+    # Columns with one value for each method, which earlier versions did not write.
+    for column in ("n_estimators", "weights"):
         if column in results:
             means[column] = means["method"].map(results.groupby("method")[column].first())
-    if "n_estimators" in means:  # a column with empty cells has 8.0 in place of 8
+    if "n_estimators" in means:  # in a column with empty cells, 8 is written as 8.0
         means["n_estimators"] = means["n_estimators"].str.removesuffix(".0")
     return means.sort_values("trained_range", kind="stable").to_dict("records")
 
 
 def json_values(value: Any) -> Any:
-    """Replace tuples by lists, and inf and nan, which JSON lacks, by text."""
+    """Convert tuples to lists, and inf and nan, which JSON lacks, to text."""
     if isinstance(value, dict):
         return {key: json_values(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):

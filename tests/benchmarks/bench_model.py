@@ -1,14 +1,15 @@
-"""Time of a training pass (forward and backward) of the model and of the client's network with the same weights.
+"""Time of a training pass (forward and backward) of our network and of the `tabicl` package's, with the same weights.
 
     python tests/benchmarks/bench_model.py --shapes 2x256x10
     python tests/benchmarks/bench_model.py --shapes --tables
     python tests/benchmarks/bench_model.py --device cuda --dtype bfloat16 --compile --shapes 4x1024x50 1x60000x50
 
-A shape is tables x rows x features. --tables takes 16 tables of 256 to 768 rows (or of the numbers of rows that follow
-it) and 5 to 40 features: one pack for ours, and for the client's network whichever is faster, all of them padded to the
-largest or one after the other.
-First the fast paths are checked against fp32 and against the client, then both are timed in turn, so that a busy
-machine slows both. Without `tabicl` installed, ours is timed alone.
+A shape is tables x rows x features. --tables draws 16 tables of 256 to 768 rows (or of the numbers of rows that follow
+it) and 5 to 40 features. Ours computes them as one pack, the peer either padded to the largest or one after the other,
+whichever is faster.
+
+First the fast paths are checked against fp32 and against the peer. Then both are timed in turn, so that a busy machine
+slows both. Without `tabicl` installed, ours is timed alone.
 """
 
 import argparse
@@ -44,19 +45,19 @@ ROWS, FEATURES, SPLITS = (256, 384, 512, 768), (5, 12, 24, 40), (0.3, 0.5, 0.7, 
 
 
 def tables_of(shape: str) -> list[tuple[int, int, int]]:
-    """Rows, labeled rows (60 %) and features of each table."""
+    """Return rows, labeled rows (60 %) and features of each table."""
     B, N, M = map(int, shape.split("x"))
     return [(N, int(0.6 * N), M)] * B
 
 
 def mixed_tables(rows: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Each number of rows with each number of features, and splits in turn, by size as training has them."""
+    """Return each number of rows with each number of features and one of the splits in turn, sorted as in training."""
     shapes = [(N, int(SPLITS[(i + j) % 4] * N), M) for i, N in enumerate(rows) for j, M in enumerate(FEATURES)]
     return sorted(shapes)
 
 
 def draw(shapes: list[tuple[int, int, int]], device: str) -> Pack:
-    """Random tables."""
+    """Draw random tables with ten classes."""
     generator = torch.Generator().manual_seed(0)
     return Pack.of(
         (torch.randn(N, M, generator=generator), torch.randint(0, 10, (N,), generator=generator), n)
@@ -65,7 +66,7 @@ def draw(shapes: list[tuple[int, int, int]], device: str) -> Pack:
 
 
 def one_by_one(pack: Pack) -> list[Batch]:
-    """Batches of the client's network: tables of equal shape that follow each other together."""
+    """Return batches for the peer: consecutive tables of equal shape together."""
     batches: list[Batch] = []
     for (_, n, _), tables in groupby(zip(pack.shapes, pack.tables(), strict=True), lambda pair: pair[0]):
         X, y, _ = zip(*(table for _, table in tables), strict=True)
@@ -75,10 +76,10 @@ def one_by_one(pack: Pack) -> list[Batch]:
 
 
 def padded(pack: Pack) -> list[Batch]:
-    """All tables as one batch, filled with zeros: to the most labeled rows, query rows and features."""
+    """Return all tables as one batch, padded with zeros to the most labeled rows, query rows and features."""
     n, q, M = (max(sizes) for sizes in zip(*((n, N - n, M) for N, n, M in pack.shapes), strict=True))
     X, y = pack.X.new_zeros(len(pack), n + q, M), pack.y.new_zeros(len(pack), n + q)
-    y[:, n:] = -100  # which cross_entropy leaves out
+    y[:, n:] = -100  # cross_entropy ignores these
     for i, (own, labels, labeled) in enumerate(pack.tables()):
         for at, rows in ((0, slice(0, labeled)), (n, slice(labeled, None))):
             X[i, at : at + len(own[rows]), : own.shape[1]] = own[rows]
@@ -87,7 +88,7 @@ def padded(pack: Pack) -> list[Batch]:
 
 
 def train_pass(net: nn.Module, data: Pack | list[Batch], dtype: torch.dtype) -> Tensor:
-    """Gradients of the mean loss of all tables; returns the logits of the query rows."""
+    """Compute the gradients of the mean loss over all tables; returns the logits of the query rows, (query rows, C)."""
     net.zero_grad(set_to_none=True)
     device = next(net.parameters()).device.type
     if isinstance(data, Pack):
@@ -113,7 +114,7 @@ def gradient(net: nn.Module) -> Tensor:
 
 
 def compare(net: nn.Module, data: Pack | list[Batch], dtype: torch.dtype, exact: tuple[Tensor, Tensor]) -> str:
-    """Relative differences of logits and gradient, as norms."""
+    """Return the relative differences of logits and gradient from the exact ones, as norms."""
     results = train_pass(net, data, dtype), gradient(net)
     logits, slope = ((a - b).norm() / b.norm() for a, b in zip(results, exact, strict=True))
     return f"logits {logits:.1e}, gradient {slope:.1e}"
@@ -129,7 +130,7 @@ def timed(net: nn.Module, data: Pack | list[Batch], dtype: torch.dtype) -> float
 
 
 def peak(net: nn.Module, data: Pack | list[Batch], dtype: torch.dtype) -> str:
-    """The peak of the memory of a GPU; raises torch.OutOfMemoryError."""
+    """Return the peak memory of a GPU, "" on a CPU; raises torch.OutOfMemoryError."""
     train_pass(net, data, dtype)
     if not next(net.parameters()).is_cuda:
         return ""
@@ -143,7 +144,7 @@ def build(config: TabICLConfig, device: torch.device, recompute: bool) -> tuple[
     ours = TabICL(config)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
-            if "query_mlp" in name:  # the gate starts at zero, which would hide errors
+            if "query_mlp" in name:  # zero at the start, which would hide errors
                 parameter.normal_(std=0.2)
     ours = ours.to(device).train()
     if Peer is None:
@@ -164,13 +165,16 @@ def main() -> None:
     parser.add_argument("--cudnn-attention", action="store_true", help="let torch choose cuDNN attention")
     parser.add_argument("--repeats", type=int, default=10)
     args = parser.parse_args()
+
+    # Settings of torch.
     dtype = getattr(torch, args.dtype)
     torch.backends.cuda.enable_cudnn_sdp(args.cudnn_attention)
-    torch._dynamo.config.recompile_limit = 64  # six kinds of block share one forward
+    torch._dynamo.config.recompile_limit = 64  # six kinds of blocks share one forward method
     config = CONFIGS[args.config]
     name = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
     print(f"{args.config}, {args.dtype}, {name}, torch {torch.__version__}, compiled blocks: {args.compile}")
 
+    # The lists of tables, each in a benchmark of its own.
     lists = {shape: tables_of(shape) for shape in args.shapes}
     if args.tables is not None:
         mixed = mixed_tables(args.tables or ROWS)
@@ -180,6 +184,7 @@ def main() -> None:
 
 
 def bench(config: TabICLConfig, pack: Pack, dtype: torch.dtype, compiled: bool, repeats: int, tag: str) -> None:
+    # Both networks, compared in fp32 first.
     ours, peer = build(config, pack.X.device, max(N for N, _, _ in pack.shapes) > config.checkpoint_rows > 0)
     runs = {"ours": (ours, pack)}
     exact = train_pass(ours, pack, torch.float32), gradient(ours)
@@ -194,10 +199,13 @@ def bench(config: TabICLConfig, pack: Pack, dtype: torch.dtype, compiled: bool, 
             block.compile(dynamic=True)
     print(tag + f"ours as timed, {dtype}, against ours float32:", compare(ours, pack, dtype, exact))
 
+    # Memory; what does not fit is not timed.
     memory = {}
     for who, (net, data) in runs.items():
         with contextlib.suppress(torch.OutOfMemoryError):
             memory[who] = peak(net, data, dtype)
+
+    # Time, in turn.
     times = {who: [] for who in memory}
     for _ in range(repeats):
         for who, seconds in times.items():

@@ -1,4 +1,4 @@
-"""Accepted tables per second of a prior and of the released generator: one thread, in turn, in one process.
+"""Accepted tables per second of a prior and of the released generator, in turn, in one process with one thread.
 
 python tests/benchmarks/bench_prior.py [prior=graph_scm] [preset=released] [rows=1024] [tables=20] [rounds=7]
     [task=classification]
@@ -21,7 +21,7 @@ from priors.random import one_thread
 
 @dataclass
 class Speed:
-    """CPU seconds and cells of the tables of each round."""
+    """CPU seconds, and cells of the tables, in each round."""
 
     tables_per_round: int
     seconds: list[float]
@@ -39,9 +39,24 @@ class Speed:
 def measure(
     sources: list[Iterator[PlainTable]], tables: int, rounds: int, clock: Callable = time.process_time
 ) -> list[Speed]:
-    """The Speed of each source; they take turns, with `tables` tables per round, after one table each to warm up.
+    """Measure the speed of sources, which take turns.
 
-    What is measured is the CPU time of this process with one torch thread: the speed of one core, whatever else runs.
+    The CPU time of this process with one torch thread is measured, which is the speed of one core whatever else runs.
+
+    Parameters
+    ----------
+    sources : list of iterator
+        They yield tables. One table of each is drawn first to warm up.
+    tables : int
+        Tables of each source in a round.
+    rounds : int
+        Number of rounds.
+    clock : callable, optional
+        The clock, in seconds.
+
+    Returns
+    -------
+    list of Speed
     """
     with one_thread():
         speeds = [Speed(tables, [], []) for _ in sources]

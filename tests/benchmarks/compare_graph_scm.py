@@ -2,8 +2,8 @@
 
     python tests/benchmarks/compare_graph_scm.py [tables=1000] [rows=1024] [task=classification]
 
-Prints each statistic of both with its Kolmogorov-Smirnov distance, and the cross-validated ROC
-AUC of a gradient-boosted classifier on all statistics: 0.5 means indistinguishable.
+Prints each statistic of both with its Kolmogorov-Smirnov distance, and the cross-validated ROC AUC of a
+gradient-boosted classifier on all statistics. 0.5 means that they are indistinguishable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ FEW = 32  # columns with at most this many different values count as discrete
 
 
 def skill(model, X: np.ndarray, y: np.ndarray) -> float:
-    """Accuracy over the commonest class's share on the second half of the rows, 0 for the share and 1 for perfect."""
+    """Return the skill of a model on the second half of the rows after a fit to the first half.
+
+    It is (accuracy - share) / (1 - share), where share is that of the most frequent class.
+    """
     half = len(y) // 2
     base = np.bincount(y).max() / len(y)
     if len(np.unique(y[:half])) < 2:
@@ -37,21 +40,24 @@ def skill(model, X: np.ndarray, y: np.ndarray) -> float:
 
 
 def statistics(table: PlainTable) -> dict[str, float]:
-    """The statistics of a table that are compared."""
+    """Return the statistics of a table that are compared."""
     X, y, _ = table
     Z = (X - X.mean(0)) / X.std(0).clip(1e-9)
-    of_target = class_statistics(X, Z, y) if y.dtype == np.int64 else number_statistics(X, Z, y)
-    return feature_statistics(X, Z) | of_target
+    target_statistics = class_statistics(X, Z, y) if y.dtype == np.int64 else number_statistics(X, Z, y)
+    return feature_statistics(X, Z) | target_statistics
 
 
 def feature_statistics(X: np.ndarray, Z: np.ndarray) -> dict[str, float]:
-    """Those of X (N, M) alone; Z: standardized X."""
+    """Return the statistics of X (N, M) and of the standardized Z (N, M)."""
+    # Discrete columns, and whether their values are evenly spaced.
     num_rows, num_features = X.shape
     distinct = np.array([len(np.unique(column)) for column in X.T])
     discrete = distinct <= FEW
     steps = [np.diff(np.unique(column)) for column in X.T[discrete & (distinct > 2)]]
     even = [step.max() < 1.01 * step.min() for step in steps]
     mode_share = np.array([np.unique(column, return_counts=True)[1].max() / num_rows for column in X.T])
+
+    # Shapes of the distributions, and dependence between at most 40 columns.
     kurtosis, skewness = (Z**4).mean(0), np.abs((Z**3).mean(0))
     kept = np.linspace(0, num_features - 1, min(num_features, 40)).astype(int)
     correlation = np.abs(np.corrcoef(Z[:, kept].T).reshape(len(kept), -1)[np.triu_indices(len(kept), 1)])
@@ -93,11 +99,11 @@ def feature_statistics(X: np.ndarray, Z: np.ndarray) -> dict[str, float]:
 
 
 def class_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Those of labels y (N,), and of how they depend on X."""
+    """Return the statistics of labels y (N,), and of how they depend on X (N, M)."""
     labels, y, counts = np.unique(y, return_inverse=True, return_counts=True)
     shares = counts / len(y)
     class_means = np.stack([Z[y == k].mean(0) for k in range(len(labels))])
-    explained = (shares[:, None] * class_means**2).sum(0)  # of each feature's variance, by the class
+    explained = (shares[:, None] * class_means**2).sum(0)  # share of each feature's variance between classes, (M,)
     return {
         "classes": len(labels),
         "classes_missing": labels.max() + 1 - len(labels),
@@ -114,7 +120,8 @@ def class_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, f
 
 
 def number_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Those of a numeric target y (N,), and of how it depends on X."""
+    """Return the statistics of a numeric target y (N,), and of how it depends on X (N, M)."""
+    # Correlations of the standardized target and of its ranks, and what trees can predict.
     z = (y - y.mean(dtype=float)) / y.std(dtype=float)
     counts = np.unique(y, return_counts=True)[1]
     correlation = np.abs(z @ Z) / len(z)
@@ -146,14 +153,17 @@ def number_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, 
 
 
 def r2(model, X: np.ndarray, y: np.ndarray) -> float:
-    """R2 on the second half of the rows, at least -1."""
+    """Return R2 on the second half of the rows after a fit to the first half, at least -1."""
     half = len(y) // 2
     error = np.square(model.fit(X[:half], y[:half]).predict(X[half:]) - y[half:]).sum()
     return max(1 - error / max(np.square(y[half:] - y[half:].mean()).sum(), 1e-9), -1.0)
 
 
 def tell_apart(ours: np.ndarray, released: np.ndarray) -> tuple[float, np.ndarray]:
-    """Cross-validated ROC AUC of a classifier that tells rows of statistics apart, importance of each statistic."""
+    """Train a classifier to tell statistics of both apart, (tables, statistics) each.
+
+    Returns its cross-validated ROC AUC, and the importance of each statistic.
+    """
     X = np.concatenate([ours, released])
     y = np.repeat([0, 1], [len(ours), len(released)])
     model = HistGradientBoostingClassifier(max_iter=100, learning_rate=0.05, max_leaf_nodes=8, random_state=0)
@@ -168,7 +178,7 @@ def tell_apart(ours: np.ndarray, released: np.ndarray) -> tuple[float, np.ndarra
 
 def report(ours: list[dict[str, float]], released: list[dict[str, float]]) -> float:
     names = list(ours[0])
-    # Rounded, so that the last bits of a sum, which depend on how it is taken, tell nothing apart.
+    # Rounded, since the last bits of a sum depend on its order and must not tell both apart.
     a, b = (np.round([[row[name] for name in names] for row in rows], 4) for rows in (ours, released))
     auc, importance = tell_apart(a, b)
     print(f"{'statistic':28} {'ours: mean, quartiles':34} {'released':34} {'KS':>5} {'p':>7} importance")

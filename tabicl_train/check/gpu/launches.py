@@ -10,11 +10,11 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from tabicl_train.check.gpu.place import Place
 
-# What the profiler lists among the kernels: a full queue of the device, and names of Python's spans.
+# Prefixes of entries that the profiler lists among the kernels: a full queue of the device, and spans of Python code.
 MARKS = ("Command Buffer", "Optimizer.")
-# Kernels around attention: copies, sums and products, by CUDA's memory functions, torch and cuBLAS
+# Kernels that are not attention: copies, sums and products of CUDA's memory functions, torch and cuBLAS.
 OTHERS = re.compile("^Mem(cpy|set)|at::native|at_cuda_detail|cublas|gemm|nvjet|cutlass::Kernel2")
-NOT_CHOSEN = "cudnn"  # whose bf16 backward pass gave NaN elsewhere
+NOT_CHOSEN = "cudnn"  # its bf16 backward pass has given NaN elsewhere
 
 
 class Kernel(NamedTuple):
@@ -22,11 +22,11 @@ class Kernel(NamedTuple):
 
     name: str
     launches: int
-    ms: float
+    ms: float  # of all launches
 
 
 def launched_kernels(place: Place, work: Callable[[], object]) -> list[Kernel]:
-    """Do some work and return the kernels that it has launched; none on a CPU."""
+    """Do some work and return the kernels that it has launched; empty on a CPU."""
     if not place.is_cuda:
         work()
         return []
@@ -41,7 +41,7 @@ def launched_kernels(place: Place, work: Callable[[], object]) -> list[Kernel]:
 
 
 def attention_names(names: Iterable[str]) -> list[str]:
-    """Return those of attention among the names of kernels, without arguments and namespaces."""
+    """Return the short names of the attention kernels among kernels."""
     return sorted({name_of_kernel(name) for name in names if not OTHERS.search(name)})
 
 

@@ -1,4 +1,4 @@
-"""The files of the command: JSON for programs, and a page in Markdown with the same content."""
+"""The files that tabicl-gpu-check writes: JSON for programs, and a page in Markdown with the same content."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tabicl_train.console import markdown_table
 from tabicl_train.outputs import write_atomically
 
 JSON, PAGE, LOG = "gpu-check.json", "gpu-check.md", "log.txt"
-NO_GPU = "torch finds no GPU: the checks run in small on the CPU, and nothing here is a figure of a GPU"
-TABLES = {  # by the names that checks use: title, and how to read it
+NO_GPU = "torch finds no GPU: the checks run on the CPU with small sizes, and no figure here is that of a GPU"
+# By the names that checks use: title, and how to read it.
+TABLES = {
     "steps": ("Time of a step", "Planned sizes with random values. A share is extrapolated to a step by its FLOPs."),
-    "kernels": ("Kernels", "Those that take most of a step."),
-    "memory": ("Memory", "The peak of a step with the largest packs of each stage, by the plan."),
+    "kernels": ("Kernels", "The kernels that take most of the time of a step."),
+    "memory": ("Memory", "The peak of a step with the packs of each stage that the plan expects to be the largest."),
     "run": ("A real run", "tabicl-train experiment=tabicl_v2, stopped by SIGTERM in the middle and continued."),
-    "preflight": ("Preflight", "The same steps in two precisions; the multiplier is the largest one of attention."),
+    "preflight": ("Preflight", "The same steps in two precisions. The multiplier is the largest one of attention."),
     "attention": ("Attention", "Errors are relative to the norm of an output or gradient in float64."),
     "figures": ("Other figures", "Relative errors, unless the line says otherwise."),
 }
@@ -29,7 +30,8 @@ def write_files(output: Path, content: Row) -> None:
 
 
 def page_of(content: Row) -> str:
-    """Fill the page from what the JSON file has."""
+    """Return the page for the content of the JSON file."""
+    # The results of all checks.
     checks = content["checks"]
     results = [check["result"] for check in checks]
     counts = ", ".join(f"{results.count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
@@ -41,6 +43,8 @@ def page_of(content: Row) -> str:
     ]
     if not content["is_gpu"]:
         parts.insert(1, f"**{NO_GPU[0].upper()}{NO_GPU[1:]}.**")
+
+    # Stack traces, the machine, and a table of each kind of rows.
     for check in checks:
         if check["trace"]:
             parts += [f"## {check['name']} has failed", f"```\n{check['trace'].rstrip()}\n```"]
@@ -50,16 +54,16 @@ def page_of(content: Row) -> str:
     ]
     rows = [row for check in checks for row in check["rows"]]
     for table, (title, how) in TABLES.items():
-        of_table = [row for row in rows if row["table"] == table]
-        if of_table:
-            names = list(dict.fromkeys(name for row in of_table for name in row if name != "table"))
-            cells = [[measurement_cell(row.get(name)) for name in names] for row in of_table]
+        rows_of_table = [row for row in rows if row["table"] == table]
+        if rows_of_table:
+            names = list(dict.fromkeys(name for row in rows_of_table for name in row if name != "table"))
+            cells = [[measurement_cell(row.get(name)) for name in names] for row in rows_of_table]
             parts += [f"## {title}", how, markdown_table(names, cells)]
     return "\n\n".join(parts) + "\n"
 
 
 def measurement_cell(value: object) -> str:
-    """Return a value as a cell of a table."""
+    """Format a value as a cell of a table."""
     if value is None:
         return ""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What a check is given: where it runs, and how it tells what it finds."""
+"""What a check is given: where it runs, and how it reports what it finds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Row = dict[str, Any]  # what JSON has as an object
+Row = dict[str, Any]  # an object in JSON
 
 
 class CheckFailed(Exception):
-    """Something is not as it should be."""
+    """The check has found an error, which the message describes."""
 
 
 class CheckSkipped(Exception):
-    """The check is not possible here, for the reason that is its message."""
+    """The check is not possible here; the message says why."""
 
 
 @dataclass
@@ -32,11 +32,11 @@ class Place:
     device : torch.device
         The device that is checked. On a CPU all sizes are small.
     folder : Path
-        For files of the check.
-    report : callable
+        Folder for files of the check.
+    report : callable, optional
         Called with each row of a table of the page as soon as it is known.
-    deadline : float
-        The value of time.monotonic() at which the check should be done.
+    deadline : float, optional
+        The value of time.monotonic() at which the check should be done. Default: no limit.
     """
 
     device: torch.device
@@ -50,14 +50,14 @@ class Place:
         return self.device.type == "cuda"
 
     def add(self, table: str, **row: Any) -> None:
-        """Add a row to a table of the page; nan and inf, which JSON does not have, become words."""
+        """Add a row to a table of the page; nan and inf, which JSON lacks, become text."""
         for name, value in row.items():
             if isinstance(value, float) and not math.isfinite(value):
                 row[name] = str(value)
         self.report({"table": table, **row})
 
     def seconds_left(self) -> float:
-        """Return the time until the deadline."""
+        """Return the seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     def wait(self) -> None:
@@ -72,9 +72,9 @@ class Place:
 
 
 def set_up() -> None:
-    """Choose exact products and the attention kernels of training, which each check begins with."""
+    """Start a check: choose exact products and the attention kernels of training, and reset the memory statistics."""
     torch.set_float32_matmul_precision("highest")
-    torch.use_deterministic_algorithms(False)  # trainer.deterministic of an earlier check
+    torch.use_deterministic_algorithms(False)  # an earlier check may have set trainer.deterministic
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training/rank_process.py
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -82,13 +82,13 @@ def set_up() -> None:
 
 
 def distance(found: Tensor, exact: Tensor, least: float = 1e-30) -> float:
-    """Return the norm of a difference over the norm of the exact values, or over `least` if that is larger."""
+    """Return the norm of the difference of two tensors over the norm of the exact one, or over `least` if larger."""
     exact = exact.double()
     size = torch.linalg.vector_norm(exact).item()
     return torch.linalg.vector_norm(found.to(exact) - exact).item() / max(size, least)
 
 
 def expect(is_true: bool, otherwise: str) -> None:
-    """Raise CheckFailed unless something is true; a comparison with nan is not."""
+    """Raise CheckFailed unless a condition is true; comparisons with nan are false."""
     if not is_true:
         raise CheckFailed(otherwise)

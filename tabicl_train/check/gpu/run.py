@@ -1,6 +1,7 @@
-"""The command: runs the checks within a time, each in a process of its own, and writes what they find.
+"""The command tabicl-gpu-check: runs the checks within a time, each in a process of its own, and writes their results.
 
-An error of a kernel leaves a CUDA context useless, and a kernel may hang or end the process.
+They need processes of their own since an error of a kernel leaves a CUDA context useless, and a kernel may hang or end
+the process.
 """
 
 from __future__ import annotations
@@ -39,16 +40,28 @@ from tabicl_train.signals import die_with_parent
 from tabicl_train.training.precision import set_up_gpu
 
 FORMAT = 1  # of the JSON file
-LONG = 300.0  # seconds that a check may take which compiles, draws many tables or starts other processes
-GRACE = 5.0  # seconds after its time that a check has to end by itself: it looks at its deadline between steps
-# A fork takes no time, where a new Python would import everything for each check. CUDA must start in the forked
-# process, so this one never asks for a GPU.
+LONG = 300.0  # seconds, for checks that compile, draw many tables or start other processes
+GRACE = 5.0  # seconds after its deadline that a check has to end by itself, since it looks at it between steps only
+# A fork takes no time, whereas a new Python would import everything again for each check. CUDA must start in the forked
+# process, so this process never asks for a GPU.
 FORK = get_context("fork")
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check by name, what it does in one line, and how many seconds it may take on a GPU before it counts as hung."""
+    """A check.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the option `checks`.
+    what : str
+        What it shows, in one line.
+    run : callable
+        The check, which raises CheckFailed or CheckSkipped.
+    seconds : float, optional
+        Time that it may take on a GPU before it counts as hung.
+    """
 
     name: str
     what: str
@@ -56,11 +69,11 @@ class Check:
     seconds: float = 120.0
 
 
-# Wrong numbers first, then time and memory; the compiler, which may take minutes, last.
+# Checks of results come first, then those of time and memory. The compiler comes last, since it may take minutes.
 CHECKS = (
     Check("step_beside_cpu", "a step in fp32 equals that of the CPU", steps.step_beside_cpu),
     Check("attention", "attention at real sizes equals float64", kernels.attention),
-    Check("attention_at_the_limit", "so it does near 2^31 elements", kernels.attention_at_the_limit),
+    Check("attention_at_the_limit", "attention near 2^31 elements equals float64", kernels.attention_at_the_limit),
     Check("preflight", "steps in the precision of a run are close to those in fp32", preflight, LONG),
     Check("scaling_rules", "scaling rules equal those of the CPU, also in Triton", steps.scaling_rules),
     Check("fp32_columns", "columns in fp32 equal those of the CPU", steps.fp32_columns),
@@ -69,8 +82,8 @@ CHECKS = (
     Check("captured_steps", "whole steps as CUDA graphs equal eager ones", steps.captured_steps),
     Check("halved_pack", "a pack that does not fit is halved", steps.halved_pack),
     Check("pinned_workers", "workers and pinned memory deliver the same tables", steps.pinned_workers),
-    Check("resumed_run", "a run goes on after SIGTERM as if undisturbed", runs.resumed_run),
-    Check("deterministic_run", "so to the bit, with trainer.deterministic", runs.deterministic_run),
+    Check("resumed_run", "a run continues after SIGTERM as if undisturbed", runs.resumed_run),
+    Check("deterministic_run", "with trainer.deterministic, it does so to the bit", runs.deterministic_run),
     Check("exchange", "two ranks exchange tensors of the device", runs.exchange, LONG),
     Check(
         "eager_bf16", "steps of the stages, eager in bf16", partial(stages.step_of_variant, variant="eager, bf16"), LONG
@@ -100,31 +113,32 @@ CHECKS = (
 
 
 def check_gpu(options: GpuCheckOptions, settings: Sequence[str] = (), config_dir: str | None = None) -> Row:
-    """Run the checks and write the files, which are complete after each check.
+    """Run the checks and write the files anew after each of them.
 
     Parameters
     ----------
     options : GpuCheckOptions
         The options of the command.
     settings : sequence of str, optional
-        Settings of the run that `preflight` compares; by default those of a small one.
+        Settings of the run that `preflight` compares. Default: those of a small run.
     config_dir : str, optional
         A folder of configuration files of the user.
 
     Returns
     -------
     dict
-        What the JSON file has.
+        The content of the JSON file.
 
     Raises
     ------
     ConfigError
-        If an option is wrong, the files cannot be written, or the machine does not tell what it is.
+        If an option is wrong, the files cannot be written, or the machine cannot be described.
     """
+    # The checks, the output, and the time.
     chosen = chosen_checks(options.checks)
     if settings:
-        of_run = partial(preflight, settings=settings, config_dir=config_dir)
-        chosen = [replace(check, run=of_run) if check.name == "preflight" else check for check in chosen]
+        preflight_of_run = partial(preflight, settings=settings, config_dir=config_dir)
+        chosen = [replace(check, run=preflight_of_run) if check.name == "preflight" else check for check in chosen]
     output = prepare_output(options)
     end = time.monotonic() + 60 * options.minutes
     content: Row = {
@@ -137,14 +151,17 @@ def check_gpu(options: GpuCheckOptions, settings: Sequence[str] = (), config_dir
     }
     info(f"checks    {len(chosen)}, at most {options.minutes:g} minutes; messages go to {output / LOG}")
     with tempfile.TemporaryDirectory(prefix="tabicl-gpu-check-") as folder:
+        # The machine is described by a check, too, since this process must not start CUDA.
         asked = run_check(MACHINE, Path(folder), output, end)
         if asked["result"] != "passed":
-            raise ConfigError([f"the machine does not tell what it is: {asked['why']}"])
+            raise ConfigError([f"the machine cannot be described: {asked['why']}"])
         content["machine"] = {name: value for name, value in asked["rows"][0].items() if name != "table"}
         content["is_gpu"] = content["machine"]["GPUs"] > 0
         info(f"machine   {content['machine']['device']}, torch {content['machine']['torch']}")
         if not content["is_gpu"]:
             info(f"no GPU    {NO_GPU}")
+
+        # The checks, with a line for each.
         width = max(len(check.name) for check in chosen)
         for number, check in enumerate(chosen, 1):
             entry = run_check(check, Path(folder), output, end)
@@ -157,7 +174,7 @@ def check_gpu(options: GpuCheckOptions, settings: Sequence[str] = (), config_dir
 
 
 def chosen_checks(names: Any) -> list[Check]:
-    """Return the checks of these names, in their order; raises ConfigError for an unknown one."""
+    """Return the checks with these names, in the order of CHECKS; raises ConfigError for an unknown name."""
     if names is None:
         return list(CHECKS)
     if isinstance(names, str):
@@ -176,18 +193,37 @@ def prepare_output(options: GpuCheckOptions) -> Path:
     if problem := folder_problem(output):
         raise ConfigError([f"output is {str(output)!r}; {problem}"])
     if (output / JSON).exists() and not options.overwrite:
-        raise ConfigError([f"output is {str(output)!r}, which holds a {JSON} already: set overwrite=true"])
+        raise ConfigError([f"output is {str(output)!r}, which already holds a {JSON}; set overwrite=true"])
     (output / LOG).write_text("")
     return output
 
 
 def run_check(check: Check, folder: Path, output: Path, end: float) -> Row:
-    """Run a check in a process of its own, as long as there is time -> its entry of the JSON file."""
+    """Run a check in a process of its own, if there is time left.
+
+    Parameters
+    ----------
+    check : Check
+        The check.
+    folder : Path
+        A folder for its files.
+    output : Path
+        The folder of the log.
+    end : float
+        The value of time.monotonic() at which all checks should be done.
+
+    Returns
+    -------
+    dict
+        The entry of the check in the JSON file.
+    """
     entry: Row = {"name": check.name, "what": check.what, "result": "skipped", "why": "no time left"}
     entry |= {"seconds": 0.0, "trace": "", "rows": []}
     started = time.monotonic()
     if started >= end:
         return entry
+
+    # The process sends rows and, at the end, the result.
     deadline = min(end, started + check.seconds)
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=serve, args=(check, folder, output / LOG, deadline, sender, os.getpid()))
@@ -202,14 +238,14 @@ def run_check(check: Check, folder: Path, output: Path, end: float) -> Row:
             entry["rows"].append(content)
         else:
             entry |= {"result": "failed" if deadline < end else "skipped", "why": "not done in time"}
-    except EOFError:  # it has died
+    except EOFError:  # the process has died
         process.join()
         code = process.exitcode or 0
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        entry |= {"result": "failed", "why": f"its process has ended ({ended}); see {LOG}"}
+        entry |= {"result": "failed", "why": f"its process has died ({ended}); see {LOG}"}
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # also what it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
         process.kill()
         process.join()
         receiver.close()
@@ -217,11 +253,11 @@ def run_check(check: Check, folder: Path, output: Path, end: float) -> Row:
 
 
 def serve(check: Check, folder: Path, log: Path, deadline: float, sender: Connection, parent: int) -> None:
-    """Run a check and send its rows and its result, in a process of its own."""
-    os.setsid()  # a group, which is killed as a whole; ctrl-C does not reach it
+    """Run a check in this forked process, and send its rows and its result."""
+    os.setsid()  # a process group that can be killed as a whole, and that ctrl-C does not reach
     die_with_parent(parent)
     file = open(log, "a", buffering=1)  # noqa: SIM115  # as long as the process lives
-    for descriptor in (1, 2):  # of this process and those that it starts
+    for descriptor in (1, 2):  # output of this process and of those that it starts
         os.dup2(file.fileno(), descriptor)
     sys.stdout = sys.stderr = file
     set_up_gpu(TrainerConfig())  # the allocator, before CUDA starts
@@ -232,11 +268,11 @@ def serve(check: Check, folder: Path, log: Path, deadline: float, sender: Connec
 
 
 def attempt(check: Check, place: Place) -> Row:
-    """Run a check in this process -> what became of it, why, and the stack trace of an error."""
+    """Run a check in this process; returns its result, the reason, and the stack trace of an error."""
     try:
         set_up()
         check.run(place)
-        place.wait()  # an error of a kernel shows here at the latest
+        place.wait()  # errors of kernels are raised here at the latest
     except CheckSkipped as skipped:
         return {"result": "skipped", "why": str(skipped)}
     except CheckFailed as failed:
@@ -249,12 +285,13 @@ def attempt(check: Check, place: Place) -> Row:
 
 
 def stack_trace() -> str:
-    """Return the stack trace of the error that is being handled, without the name of the home folder."""
+    """Return the stack trace of the error that is being handled, with ~ for the home folder."""
     return traceback.format_exc().replace(str(Path.home()), "~")
 
 
 def add_machine(place: Place) -> None:
-    """Describe device, versions and commit; not the name of the machine."""
+    """Describe device, versions and commit, without the name of the machine."""
+    # The device, and what torch knows about a GPU.
     changed = " with changes" if git("diff", "HEAD") else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts: Row = {"device": f"CPU ({platform.machine()})", "GPUs": 0}
@@ -269,6 +306,8 @@ def add_machine(place: Place) -> None:
             "bf16": "yes" if torch.cuda.is_bf16_supported(False) else "no",
             "driver": driver(),
         }
+
+    # The rest of the machine, and the software.
     place.add(
         "machine",
         **facts,
@@ -296,7 +335,7 @@ def installed_version(package: str) -> str:
 
 
 def driver() -> str:
-    """Return the version of the driver."""
+    """Return the version of the GPU's driver; "unknown" without nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, timeout=20)

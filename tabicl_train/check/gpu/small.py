@@ -23,7 +23,7 @@ SMALL = {
 
 
 def random_pack(shapes: tuple[Shape, ...] = MIXED) -> Pack:
-    """Draw tables with four classes."""
+    """Draw tables with four classes and these (rows, labeled rows, features)."""
     generator = torch.Generator().manual_seed(0)
     return Pack.of(
         (torch.randn(N, M, generator=generator), torch.randint(0, 4, (N,), generator=generator), n)
@@ -40,8 +40,10 @@ def small_network(**options: object) -> TabICL:
 
 
 def randomize(network: nn.Module) -> None:
-    """Draw random values everywhere: parts that start at zero or one would hide errors."""
-    # With less gain, the gradient of the cells vanishes.
+    """Draw random values for all parameters, since those that start at zero or one would hide errors.
+
+    Matrices have a standard deviation of 1 / sqrt(inputs); with less gain, the gradient of the cells vanishes.
+    """
     with torch.no_grad():
         for name, p in network.named_parameters():
             if "freqs" in name:

@@ -1,4 +1,4 @@
-"""Steps of the three stages of TabICLv2: time, memory beside the plan, and the loss of each variant beside fp32."""
+"""Steps of the three stages of TabICLv2: their time, their memory against the plan, and their losses against fp32."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ from tabicl_train.training.precision import choose_precision, peak_flops, set_up
 from tabicl_train.training.state import choose_attention
 
 EXPERIMENT = "tabicl_v2"
-# The share of a rank of so many is computed, since an eager step takes 1.0, 2.7 and 15 s on an H100.
+# The step of a stage is divided among so many ranks, and the share of one is computed: eager steps take 1.0, 2.7 and
+# 15 s on an H100.
 RANKS = {"stage1": 1, "stage2": 4, "stage3": 32}
 ITEMS = 2  # steps of each stage
-LAPS = 4  # over these steps; the first one is not counted
+LAPS = 4  # repetitions of these steps; the first one is not counted
 MEMORY = 0.15  # largest difference between measured and planned memory, relative to the plan
-# Largest difference between the loss and gradient of the first step in a variant, and in fp32. On a CPU, rounding of
-# bf16 changes the gradient of small networks by 1 to 3 %; a wrong kernel changes it by about its size.
+# Largest relative difference of the loss and the gradient of the first step between a variant and fp32. On a CPU,
+# rounding to bf16 changes the gradient of small networks by 1 to 3 %; a wrong kernel changes it by about 100 %.
 LOSS, GRADIENT = 0.01, 0.3
 VARIANTS = {
     "eager, bf16": ("trainer.precision=bf16", "trainer.attention=torch"),
@@ -52,9 +53,9 @@ VARIANTS = {
     "compiled, bf16": ("trainer.precision=bf16", "trainer.compile=true", "trainer.attention=torch"),
     "compiled with Triton, bf16": ("trainer.precision=bf16", "trainer.compile=true", "trainer.attention=auto"),
 }
-KERNELS, NAME = 12, 100  # kernels of a step on the page, and letters of their names
-SMALL_STEPS = (("mini", 4), ("mini", 64), ("base", 16), ("base", 64))  # networks and tables of a step
-# Sizes for a CPU: the network and tables of seconds
+KERNELS, NAME = 12, 100  # kernels of a step that the page lists, and characters of their names
+SMALL_STEPS = (("mini", 4), ("mini", 64), ("base", 16), ("base", 64))  # networks, and tables of a step
+# Settings for a CPU: a network and tables that take seconds.
 SMALL = (
     "model=tiny",
     "prior=mlp_scm",
@@ -65,14 +66,14 @@ SMALL = (
 
 
 def config_of(place: Place, *more: str) -> RunConfig:
-    """Return the experiment on the device; small on a CPU."""
+    """Return the configuration of the experiment on the device, small on a CPU."""
     size = () if place.is_cuda else SMALL
     base = (f"experiment={EXPERIMENT}", "run_dir=unused", f"trainer.accelerator={place.device.type}")
     return compose([*base, *size, *more])
 
 
 def first_steps(config: RunConfig) -> dict[str, int]:
-    """Return the second step of each stage: at the first one the optimizer's state is removed, which takes time."""
+    """Return the second step of each stage, since the first one also resets the optimizer's state, which takes time."""
     first = {}
     step = 0
     for name, stage in config.curriculum.stages.items():
@@ -82,12 +83,12 @@ def first_steps(config: RunConfig) -> dict[str, int]:
 
 
 def ranks_of(place: Place, stage: str) -> int:
-    """Return among how many ranks a step is divided, of which one is computed."""
+    """Return the number of ranks that a step is divided among; the share of one rank is computed."""
     return RANKS.get(stage, 1) if place.is_cuda else 1
 
 
 class Share(NamedTuple):
-    """What rank 0 computes of a step: tables of the planned sizes with random values, on which times do not depend."""
+    """The share of rank 0 of a step: tables of the planned sizes with random values, which do not change times."""
 
     item: StepItem
     flops: float  # forward and backward
@@ -95,7 +96,7 @@ class Share(NamedTuple):
 
 
 def planned_share(config: RunConfig, step: int, ranks: int = 1) -> Share:
-    """Plan a step that is divided among so many ranks, without a table that is drawn or a loop that is compiled."""
+    """Return the share of rank 0 of a step that is divided among `ranks`, without drawing tables from the prior."""
     plan = plan_step(config.curriculum, config.model, config.seed, step)
     generator = torch.Generator().manual_seed(step)
     packs = []
@@ -103,7 +104,7 @@ def planned_share(config: RunConfig, step: int, ranks: int = 1) -> Share:
     for groups in plan.packs(0, ranks):
         shapes = shapes_of(groups)
         pack = Pack.of(random_tables(config.model, shapes, generator))
-        pack.layout = family_of(config.model).prepared(config.model, pack)  # as by a worker on a machine with a GPU
+        pack.layout = family_of(config.model).prepared(config.model, pack)  # workers on a machine with a GPU do this
         packs.append(pack)
         flops += training_flops(config.model, shapes)
     item = StepItem(step, plan.stage, plan.tables, packs)
@@ -120,7 +121,7 @@ def shapes_of(groups: Iterable[Group]) -> list[Shape]:
 
 
 def draw_stages(place: Place) -> None:
-    """Draw tables of the three stages on one core, after others for which the loops of the priors are compiled."""
+    """Draw tables of the three stages on one core, after a step that compiles the loops of the priors."""
     config = config_of(place)
     prior = configured_prior(config.prior)
     steps = range(config.total_steps)
@@ -130,20 +131,23 @@ def draw_stages(place: Place) -> None:
         started = time.process_time()
         item = stream.draw(first)
         seconds = (time.process_time() - started) / sum(len(pack) for pack in item.packs)
-        # Beside one GPU only the time for each table counts; with 64 tables a step, it decides how many cores it needs.
+        # With 64 tables a step, the time of a table decides how many cores a GPU needs.
         place.add("figures", figure=f"seconds of a core for a table of {stage}", value=seconds)
 
 
 def step_of_variant(place: Place, variant: str) -> None:
     """Time steps of the three stages in a variant, and compare its first step with eager fp32."""
+    # The network of the variant, with TF32 as in training.
     settings = VARIANTS[variant]
     if place.is_cuda and "bf16" in variant and not torch.cuda.is_bf16_supported(False):
         raise CheckSkipped("the GPU has no bf16")
     backend = compiler_of(place) if "trainer.compile=true" in settings else None
     config = config_of(place, *settings)
-    set_up_gpu(config.trainer)  # TF32, as in training
+    set_up_gpu(config.trainer)
     module = variant_of(place, config, backend)
     optimizer = module.configure_optimizers()
+
+    # The stages in order. The first step of the first stage is computed in eager fp32, too.
     exact = None
     unfinished = []
     for stage, first in first_steps(config).items():
@@ -162,25 +166,42 @@ def step_of_variant(place: Place, variant: str) -> None:
         add_times(place, f"{stage}, {variant}", ranks, shares, laps, time.perf_counter() - started, config)
         if stage == "stage1":
             add_kernels(place, f"{stage}, {variant}", laps.kernels)
+
     torch._dynamo.reset()
     if unfinished:
         raise CheckSkipped(f"no time was left for {', '.join(unfinished)}")
 
 
 class Laps(NamedTuple):
-    """Steps taken several times."""
+    """What was measured of steps that were taken several times.
 
-    times: list[float]  # seconds, of each step after the first lap
-    host: list[float]  # until the host had given the device all work
+    Parameters
+    ----------
+    times : list of float
+        Seconds of each step after the first lap.
+    host : list of float
+        Seconds until the host had given the device all work of each of these steps.
+    flops : list of float
+        FLOPs of each of these steps.
+    kernels : list of Kernel
+        Kernels of one more step.
+    loss, gradient : Tensor
+        Loss and clipped gradient of the first step, () and (values,).
+    halved : bool
+        Whether a pack did not fit and was halved.
+    """
+
+    times: list[float]
+    host: list[float]
     flops: list[float]
-    kernels: list[Kernel]  # of one more step
-    loss: torch.Tensor  # of the first step
-    gradient: torch.Tensor  # of the first step, after clipping
-    halved: bool  # whether a pack did not fit
+    kernels: list[Kernel]
+    loss: torch.Tensor
+    gradient: torch.Tensor
+    halved: bool
 
 
 def variant_of(place: Place, config: RunConfig, backend: str | None) -> TrainedNetwork:
-    """Build the module of a variant."""
+    """Build the network of a variant; `backend` is that of the compiler, or None for eager blocks."""
     module = module_of(config, place.device)
     if backend is not None:
         compiling.compile_blocks(module.model, backend)
@@ -190,11 +211,13 @@ def variant_of(place: Place, config: RunConfig, backend: str | None) -> TrainedN
 
 
 def time_steps(place: Place, module: TrainedNetwork, optimizer: torch.optim.Optimizer, shares: list[Share]) -> Laps:
-    """Take the steps of a stage in several laps, as long as there is time, and one more under the profiler."""
+    """Take the steps of a stage in several laps, as long as there is time, and one more step under the profiler."""
     times, host, flops = [], [], []
     loss, gradient = torch.zeros(()), torch.zeros(())
     if place.is_cuda:
         torch.cuda.reset_peak_memory_stats()
+
+    # The host returns from a step before the device has done it, so there are two times.
     for lap in range(LAPS):
         for number, share in enumerate(shares):
             if place.seconds_left() < 0:
@@ -212,6 +235,7 @@ def time_steps(place: Place, module: TrainedNetwork, optimizer: torch.optim.Opti
                 times.append(seconds)
                 host.append(host_seconds)
                 flops.append(share.flops)
+
     kernels = []
     if times:
         kernels = launched_kernels(place, lambda: module.train_on(moved, moved.step, 0, optimizer))
@@ -219,7 +243,7 @@ def time_steps(place: Place, module: TrainedNetwork, optimizer: torch.optim.Opti
 
 
 def gradient_of_step(place: Place, item: StepItem) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss and clipped gradient of a step in eager fp32."""
+    """Return the loss and the clipped flat gradient of a step in eager fp32."""
     config = config_of(place, "trainer.precision=fp32")
     module = module_of(config, place.device)
     module.train_on(item.to(place.device), item.step, 0, module.configure_optimizers())
@@ -230,8 +254,8 @@ def gradient_of_step(place: Place, item: StepItem) -> tuple[torch.Tensor, torch.
 def compare_variant(place: Place, variant: str, exact: tuple[torch.Tensor, torch.Tensor], laps: Laps) -> None:
     """Compare the first step of a variant with eager fp32."""
     loss, gradient = distance(laps.loss, exact[0]), distance(laps.gradient, exact[1])
-    place.add("figures", figure=f"first step {variant}: error of the loss beside eager fp32", value=loss)
-    place.add("figures", figure=f"first step {variant}: error of the gradient beside eager fp32", value=gradient)
+    place.add("figures", figure=f"first step {variant}: error of the loss against eager fp32", value=loss)
+    place.add("figures", figure=f"first step {variant}: error of the gradient against eager fp32", value=gradient)
     what = f"the first step differs from eager fp32 by {loss:.1e} (loss; {LOSS} is allowed) and"
     expect(loss <= LOSS and gradient <= GRADIENT, f"{what} {gradient:.1e} (gradient; {GRADIENT} is allowed)")
 
@@ -239,7 +263,26 @@ def compare_variant(place: Place, variant: str, exact: tuple[torch.Tensor, torch
 def add_times(
     place: Place, step: str, ranks: int, shares: list[Share], laps: Laps, seconds: float, config: RunConfig
 ) -> None:
-    """Add the row of a kind of steps, each divided among so many ranks."""
+    """Add a row about the time of steps.
+
+    Parameters
+    ----------
+    place : Place
+        Where the check runs.
+    step : str
+        What the steps are.
+    ranks : int
+        The number of ranks that each step is divided among.
+    shares : list of Share
+        The shares that were computed.
+    laps : Laps
+        What was measured.
+    seconds : float
+        Time of everything, with warm-up and compilation.
+    config : RunConfig
+        The configuration.
+    """
+    # FLOPs of all steps over their time, and the host's time for each launch.
     rate = sum(laps.flops) / sum(laps.times)
     peak = peak_flops(place.device, choose_precision(config.trainer).name, config.trainer.tf32)
     whole = statistics.mean(share.whole for share in shares)
@@ -275,16 +318,18 @@ def add_kernels(place: Place, step: str, kernels: list[Kernel]) -> None:
 def small_steps(place: Place) -> None:
     """Time steps of the small networks, eager and as CUDA graphs, with few and with many tables.
 
-    Eager steps take the time of the host.
+    The time of their eager steps is that of the host.
     """
     for name, tables in SMALL_STEPS if place.is_cuda else SMALL_STEPS[:1]:
         settings = [f"experiment={name}", f"model={name}", "run_dir=unused", f"trainer.accelerator={place.device.type}"]
         settings += [f"curriculum.stages.short.tables={tables}", "curriculum.stages.short.group_size=4"]
         config = compose(settings)
         set_up_gpu(config.trainer)
+
+        # The same tables for both. For graphs their packs are padded, and steps are taken until each size is captured.
         eager = [planned_share(config, step) for step in range(1, 1 + (8 if place.is_cuda else 1))]
         typical = typical_size_of_stage(config.curriculum, config.model, config.seed, 0)
-        assert typical is not None  # as they are ours
+        assert typical is not None  # since the network is a TabICL
         for way in ("eager", "graphs"):
             module = variant_of(place, config, None)
             optimizer = module.configure_optimizers()
@@ -293,27 +338,27 @@ def small_steps(place: Place) -> None:
             if way == "graphs":
                 shares = [padded_share(config, share, typical) for share in eager]
                 module.step_replay.enabled = place.is_cuda
-                for share in shares * (1 + EAGER_CALLS):  # the last of which is captured
+                for share in shares * (1 + EAGER_CALLS):  # the last call of each is captured
                     module.train_on(share.item.to(place.device), share.item.step, 0, optimizer)
             laps = time_steps(place, module, optimizer, shares)
             if not laps.times:
                 raise CheckSkipped(f"no time was left for {name} with {tables} tables")
             if place.is_cuda and way == "graphs":
-                expect(module.step_replay.enabled, "a step was not captured, see the log")
+                expect(module.step_replay.enabled, "a step was not captured; see log.txt")
             seconds = time.perf_counter() - started
             what = f"{name}, {tables} tables, {choose_precision(config.trainer).name}, {way}"
             add_times(place, what, 1, shares, laps, seconds, config)
 
 
 def padded_share(config: RunConfig, share: Share, typical: Size) -> Share:
-    """Return the same with its pack padded, or as it is where none of the sizes fits."""
+    """Return a share with its pack padded, or unchanged if none of the sizes fits."""
     (pack,) = share.item.packs
     padded = family_of(config.model).padded(config.model, pack, typical)
     return share._replace(item=replace(share.item, packs=[padded or pack]))
 
 
 def network_in_stage(config: RunConfig, stage: StageConfig) -> Any:
-    """Return the settings of the network as a stage uses them."""
+    """Return the settings of the network with those that a stage changes."""
     changed: dict[str, Any] = {}
     if stage.checkpoint_rows is not None:
         changed["checkpoint_rows"] = stage.checkpoint_rows
@@ -325,7 +370,24 @@ def network_in_stage(config: RunConfig, stage: StageConfig) -> Any:
 def largest_pack(
     config: RunConfig, stage: StageConfig, limit: float, least_rows: int
 ) -> tuple[tuple[Shape, ...], float]:
-    """Return the tables, of so many rows, for which the plan expects the most memory within a limit, and the bytes."""
+    """Find the pack that needs the most memory by the plan, within a limit.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The configuration.
+    stage : StageConfig
+        The stage whose tables are packed.
+    limit : float
+        Bytes that are available.
+    least_rows : int
+        The fewest rows of the tables.
+
+    Returns
+    -------
+    (tuple of Shape, float)
+        The tables, and the bytes that the plan expects; no tables if none fits.
+    """
     network = network_in_stage(config, stage)
     precision = choose_precision(config.trainer).name
     parameters = count_parameters(network)
@@ -336,7 +398,7 @@ def largest_pack(
         if rows < least_rows:
             continue
         count = int(stage.pack_tokens // family_of(network).pack_tokens(network, rows, features))
-        # from a full pack to the fewest tables
+        # The most tables that fit, from a full pack down to a single table.
         for tables in range(min(max(count, 1), stage.tables), 0, -1):
             need = peak_bytes(network, parameters, [shape] * tables, precision, bytes_per_weight(config))
             if need <= limit:
@@ -356,10 +418,10 @@ def memory(place: Place) -> None:
     done = set()
     for name, step in first_steps(config).items():
         stage = config.curriculum.stages[name]
-        for least_rows in (0, stage.rows[1]):  # of all tables, and of the longest
+        for least_rows in (0, stage.rows[1]):  # among all tables, and among the longest ones
             shapes, planned = largest_pack(config, stage, limit, least_rows)
             if not shapes:
-                why = f"not done: no table of {least_rows:,} rows fits into {limit / 1e9:.0f} GB by the plan"
+                why = f"skipped: no table of {least_rows:,} rows fits into {limit / 1e9:.0f} GB by the plan"
                 place.add("memory", pack=f"{name}: tables of {least_rows:,} rows", result=why)
             elif shapes not in done:
                 wrong += memory_of_pack(place, config, name, step, shapes, planned)
@@ -371,13 +433,15 @@ def memory(place: Place) -> None:
 def memory_of_pack(
     place: Place, config: RunConfig, stage: str, step: int, shapes: tuple[Shape, ...], planned: float
 ) -> list[str]:
-    """Take a step with these tables, add its row, and return what is wrong."""
+    """Take a step with these tables, add its row to the page, and return what is wrong."""
     torch.cuda.empty_cache()
     module = module_of(config, place.device)
     optimizer = module.configure_optimizers()
-    # a small step, after which the optimizer has its state
+
+    # A small step first, after which the optimizer has its state.
     small = StepItem(step, stage, 2, [random_pack(((100, 50, 5),) * 2).to(place.device)])
     module.train_on(small, step, 0, optimizer)
+
     item = StepItem(step, stage, len(shapes), [random_pack(shapes).to(place.device)])
     torch.cuda.reset_peak_memory_stats()
     module.train_on(item, step, 0, optimizer)
@@ -397,4 +461,4 @@ def memory_of_pack(
         },
     )
     what = f"{stage}, {len(shapes)} tables of {rows:,} rows"
-    return [] if fits else [f"{what}: {measured / 1e9:.1f} GB, the plan says {planned / 1e9:.1f} GB"]
+    return [] if fits else [f"{what}: {measured / 1e9:.1f} GB; the plan expects {planned / 1e9:.1f} GB"]

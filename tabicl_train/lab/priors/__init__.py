@@ -1,1 +1,1 @@
-"""Priors of single experiments: tasks on which rules of attention are compared."""
+"""Priors of the experiments: tasks on which rules of attention are compared."""

@@ -1,4 +1,7 @@
-"""haystack: some queries need one labeled row, others the mean of many; after the stress test of TabICLv2."""
+"""haystack: some queries need one labeled row, others the mean of many.
+
+It extends the stress test of attention in TabICLv2 (arXiv 2602.11139), see needle.py.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ MARGIN = 0.5  # distance of a crowd query from the plane that divides the crowd
 
 @dataclass
 class HaystackPlan:
-    """The sizes of a table, its needles and the two halves of its crowd; other values follow from the address."""
+    """The sizes of a table, its needles and the two halves of its crowd. All other values follow from the address."""
 
     address: tuple[int, ...]
     negatives: int
     queries: int
     directions: np.ndarray  # (needles, num_features), orthogonal or opposite unit vectors
-    halves: np.ndarray  # (2,), the class of most rows of each half of the crowd
+    halves: np.ndarray  # (2,), most frequent class in each half of the crowd
 
     def __str__(self) -> str:
         needles, features = self.directions.shape
@@ -34,16 +37,15 @@ class HaystackPlan:
 
 @dataclass
 class Haystack(Prior):
-    """Needles and a crowd whose labels are noisy: every second query lies beside a needle, the others in the crowd.
+    """Needles and a crowd whose labels are noisy: every second query lies next to a needle, the others in the crowd.
 
-    The crowd is a ball that a plane divides into two halves, each with a class of its own, which `share` of its rows
-    have; the others have any other class. A query beside a needle has the class of that single row, a query in the
-    crowd has the class of its half, which only the mean of many rows tells. Queries take turns: the first, third,
-    ... are beside needles.
+    The crowd is a ball that a plane divides into two halves. Each half has a class, which `share` of its rows have; the
+    other rows have any other class. A query next to a needle has the class of that single row. A query in the crowd has
+    the class of its half, which only the mean of many rows tells. The first, third, ... queries are next to needles.
     """
 
     needles: int = option(4, at_least=2, at_most=MAX_CLASSES)
-    """Needles, each of its own class; fewer in tables with fewer classes, or with fewer than half as many features."""
+    """Number of needles, each with its own class; at most the number of classes and twice the number of features."""
     share: float = option(0.4, above=0, at_most=1)
     """Share of the rows of a half of the crowd that have its class."""
 
@@ -62,24 +64,26 @@ class Haystack(Prior):
         normal = rng.standard_normal(features)
         normal /= np.linalg.norm(normal)  # of the plane
 
+        # The labeled rows: needles, and the crowd with its noisy classes.
         crowd = draw_crowd(rng, plan.negatives, features)
-        own = plan.halves[(crowd @ normal > 0).astype(int)]  # the class of each row's half
+        own = plan.halves[(crowd @ normal > 0).astype(int)]  # class of the half of each row
         others = (own + rng.integers(1, needles, size=plan.negatives)) % needles
         noisy = np.where(rng.random(plan.negatives) < self.share, own, others)
         labeled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
         classes = np.concatenate([np.arange(needles), noisy])
         order = rng.permutation(len(labeled))
 
-        beside = np.arange(plan.queries) % 2 == 0
+        # A point next to a needle and one in the crowd for each query, of which it takes one. Queries in the crowd keep
+        # a distance from the plane, near which half of their neighbors have the other class.
+        is_near = np.arange(plan.queries) % 2 == 0
         asked = rng.permutation(np.arange(plan.queries) % needles)  # the needle of each query
         near = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
         inside = draw_crowd(rng, plan.queries, features)
         side = inside @ normal
-        # Queries in the crowd keep a distance from the plane, where half of their neighbors have the other class.
         sign = np.where(side > 0, 1.0, -1.0)
         inside += np.maximum(MARGIN - np.abs(side), 0)[:, None] * sign[:, None] * normal
-        queries = np.where(beside[:, None], near, inside)
-        truth = np.where(beside, asked, plan.halves[(sign > 0).astype(int)])
+        queries = np.where(is_near[:, None], near, inside)
+        truth = np.where(is_near, asked, plan.halves[(sign > 0).astype(int)])
 
         columns = np.concatenate([labeled[order], queries]).astype(np.float32)  # (N, M)
         return torch.from_numpy(columns), torch.from_numpy(np.concatenate([classes[order], truth])), needles

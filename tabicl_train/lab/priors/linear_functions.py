@@ -15,14 +15,11 @@ from priors.table import TableSpec
 
 @dataclass
 class LinearFunctionPlan:
-    """A function, a x + b; the points x follow from the address.
-
-    a: (num_features,)
-    """
+    """A function a x + b. Its points x follow from the address."""
 
     address: tuple[int, ...]
     num_rows: int
-    a: np.ndarray
+    a: np.ndarray  # (num_features,)
     b: float
 
     def __str__(self) -> str:
@@ -40,7 +37,7 @@ class LinearFunctions(Prior):
     input_sigma: float = option(1.0, above=0)
     """Standard deviation of the points x."""
     deviant: float = option(1.0, above=0)
-    """Factor of the first point: far above 1, it is a single deviant among normal points."""
+    """Factor of the first point. Far above 1, it is a single deviant among normal points."""
 
     numeric_targets = True
     classes = False

@@ -1,6 +1,6 @@
 """needle: each query has one matching labeled row among many negatives.
 
-The stress test of attention in TabICLv2 (arXiv 2602.11139), whose tables are not published; these are our own.
+This is the stress test of attention in TabICLv2 (arXiv 2602.11139). Its tables are not published; these are our own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from priors.random import rng_at
 from priors.table import MAX_CLASSES, TableSpec
 
 CROWD = 2.0  # radius of the ball that holds the negatives
-DISTANCE = 3.0  # of a needle from its center; 3 standard deviations of a negative with 2 features, 3.7 with 4
-NOISE = 0.2  # standard deviation of a query around its needle; they are 4.2 apart
+DISTANCE = 3.0  # of a needle from the center; 3 standard deviations of a negative with 2 features, 3.7 with 4
+NOISE = 0.2  # standard deviation of a query around its needle; needles are at least 4.2 apart
 
 
 @dataclass
 class NeedlePlan:
-    """The sizes of a table and the positions of its needles; all other values follow from the address."""
+    """The sizes of a table and the positions of its needles. All other values follow from the address."""
 
     address: tuple[int, ...]
     negatives: int
@@ -37,14 +37,14 @@ class NeedlePlan:
 
 @dataclass
 class Needle(Prior):
-    """Needles in a haystack: one labeled row for each class lies outside a crowd of negatives, with queries beside it.
+    """Needles in a haystack: one labeled row of each class lies outside a crowd of negatives, with queries next to it.
 
-    Negatives are uniform in a ball around the origin, and have the class of the first needle. A query has the class of
+    Negatives are uniform in a ball around the origin and have the class of the first needle. A query has the class of
     its needle, so its class depends on a single labeled row, however many negatives there are.
     """
 
     needles: int = option(4, at_least=2, at_most=MAX_CLASSES)
-    """Needles, each of its own class; fewer in tables with fewer classes, or with fewer than half as many features."""
+    """Number of needles, each with its own class; at most the number of classes and twice the number of features."""
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> NeedlePlan:
         queries = spec.num_rows - spec.train_size
@@ -63,7 +63,8 @@ class Needle(Prior):
         labeled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
         classes = np.concatenate([np.arange(needles), np.zeros(plan.negatives, np.int64)])  # (train_size,)
         order = rng.permutation(len(labeled))
-        # Queries are divided evenly among the needles: a table with a class without queries would be rejected.
+
+        # Queries are divided evenly among the needles, since a table with a class without queries would be rejected.
         asked = rng.permutation(np.arange(plan.queries) % needles)  # (queries,)
         queries = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
         columns = np.concatenate([labeled[order], queries]).astype(np.float32)  # (N, M)

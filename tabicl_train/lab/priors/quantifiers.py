@@ -17,10 +17,10 @@ QUANTIFIERS = ("every", "some")
 
 @dataclass
 class QuantifiersPlan:
-    """The size of a table; its numbers follow from the address."""
+    """The size of a table. Its numbers follow from the address."""
 
     address: tuple[int, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (num_rows, num_features)
     text: str
 
     def __str__(self) -> str:
@@ -29,9 +29,9 @@ class QuantifiersPlan:
 
 @dataclass
 class Quantifiers(Prior):
-    """Sequences of numbers from N(0, sigma^2), a row each, with the truth of a sentence about all numbers so far.
+    """Sequences of numbers from N(0, sigma^2) in rows, with the truth of a sentence about all numbers so far.
 
-    The class of a row is 1 if the sentence holds for the numbers of this row and those before it, else 0.
+    The class of a row is 1 if the sentence holds for the numbers in this row and those before it, otherwise 0.
     """
 
     quantifier: str = option("every", choices=QUANTIFIERS)
@@ -39,9 +39,9 @@ class Quantifiers(Prior):
     sigma: float = option(1.0, above=0)
     """Standard deviation of the numbers."""
     undecided: bool = False
-    """Leave the decision to the last row: all numbers before it are positive for every, and negative for some."""
+    """Whether the last row decides: all numbers before it are positive for every, and negative for some."""
     deviant: float = option(1.0, above=0)
-    """Factor of the numbers of the last row, or of the first one if undecided: far above 1, they are deviants among
+    """Factor of the numbers in the last row, or in the first one if undecided. Far above 1, they are deviants among
     normal numbers, and answers that follow the largest number are wrong in half of the cases."""
 
     raw = True

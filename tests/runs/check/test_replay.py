@@ -76,7 +76,7 @@ def test_a_rewound_run_is_replayed_from_checkpoints_after_the_rewind_only(tmp_pa
     replayed(tmp_path / "run", 6)
     replayed(tmp_path / "run", 9)  # from the checkpoint of step 8, saved after it
     (tmp_path / "run/checkpoints/step-00000008.ckpt").unlink()
-    with pytest.raises(ConfigError, match="the run went back from step 8 to 6, and has no checkpoint from between"):
+    with pytest.raises(ConfigError, match="the run went back from step 8 to 6, and no checkpoint between"):
         replay(str(tmp_path / "run"), 9)
 
 

@@ -180,7 +180,7 @@ def test_a_sweep_goes_on_with_another_file_only_if_a_resume_may(fresh, capsys):
     ):
         open_study(make_plan(settings))
     open_study(make_plan([*settings, "resume.allow_changes=true"]))
-    assert "finished runs keep their results, all others go on with the file as it is now" in capsys.readouterr().err
+    assert "finished runs keep their results, all others continue with the file as it is now" in capsys.readouterr().err
     open_study(make_plan(settings))  # which is now the one that it was
 
 

@@ -32,7 +32,7 @@ def test_the_page_is_self_contained_and_says_what_it_shows(page, tmp_path):
     plain = re.sub(r"<script.*?</script>", "", source, flags=re.S)
     (tmp_path / "plain.html").write_text(plain)
     parsed = Page(tmp_path / "plain.html")
-    assert "no measure of causal importance" in parsed.text
+    assert "does not measure causal importance" in parsed.text
     assert "aria-live" in source
     assert "prefers-reduced-motion: no-preference" in source
     assert "prefers-color-scheme: dark" in source

@@ -90,7 +90,7 @@ def test_a_missing_package_is_told_before_a_folder_is_made(name, package, tmp_pa
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("notes.txt", "mine", "holds notes.txt, which is of no experiment"),
+        ("notes.txt", "mine", "holds notes.txt, which does not belong to an experiment"),
         ("experiment.json", '{"experiment": "needle"}', "holds the experiment needle"),
     ],
 )

@@ -138,7 +138,7 @@ def test_an_experiment_of_a_file_is_listed_checked_and_run(own):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("options: Options", "options"), "the experiment mine is no function of its options; write it as def run"),
+        (("options: Options", "options"), "the experiment mine is not a function of its options; write it as def run"),
         (("packages=()", 'packages=("no_such_package",)'), "mine needs no_such_package: pip install no_such_package"),
         (('question="how a file is written", ', ""), r"register.experiment\('mine'\): .*'question'"),
     ],

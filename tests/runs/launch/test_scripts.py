@@ -106,7 +106,7 @@ def test_wrong_arguments_start_no_torchrun(arguments, folder):
 def test_a_script_installs_once_and_stays_in_the_folder_of_the_user(folder):
     first, second = (multinode(folder, "a:1", "2", "2", *SETTINGS).stderr for _ in range(2))
     project = folder.parent / "the project"
-    assert f"into {project}/.venv: 2 to 8 GB, some minutes" in first
+    assert f"into {project}/.venv; 2 to 8 GB, a few minutes" in first
     assert "into" not in second
     (installed,) = (folder / "installed").read_text().splitlines()
     assert installed.endswith(f"-c {project}/launch/constraints.txt -e {project}")

@@ -83,7 +83,7 @@ def test_a_format_is_chosen_by_its_suffix_and_always_compared(fresh, tmp_path, m
     with pytest.raises(ConfigError, match=r"FOLDER \(hub\), FILE.onnx \(onnx\) or FILE.npz \(arrays\)"):
         export("m.ckpt", "m.foo")
     register.export_format("other", write, suffixes=(".pt",))
-    with pytest.raises(ConfigError, match=r"output is 'm\.pt', whose name means tabicl or other; set format=NAME"):
+    with pytest.raises(ConfigError, match=r"output is 'm\.pt', which may be tabicl or other; set format=NAME"):
         export("m.ckpt", "m.pt")
     with pytest.raises(ConfigError, match="two export formats are called 'onnx'"):
         register.export_format("onnx", write, suffixes=(".onnx",))
@@ -100,7 +100,7 @@ def test_onnx_of_another_network_is_one_line(tmp_path, monkeypatch):
             write_onnx(Pretrained(TINY, {}), network, tmp_path / "m.onnx", lambda path: None)
         (problem,) = caught.value.problems
         assert words in problem
-        assert problem.endswith("format=hub takes every network")
+        assert problem.endswith("format=hub exports any network")
         assert "\n" not in problem
 
     def fail(*arguments):

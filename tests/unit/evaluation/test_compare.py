@@ -314,7 +314,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         (["one.csv", "other.csv"], "other.csv has no column data, split, method"),
         (["one.csv", "one.csv:lasso"], "has no scores of 'lasso'; its methods are this model, random forest"),
         (["one.csv", "numbers.csv"], "predicts classes and numbers numbers"),
-        (["one.csv", "random forest"], "is a baseline, which is scored beside a network"),
+        (["one.csv", "random forest"], "is a baseline, which is scored together with a network"),
         (["one.csv", "missing"], "no such file or run directory"),
         (["mini", "missing.csv"], "missing.csv cannot be read"),
         (["one.csv", "runs/*"], "there is no such run directory"),
@@ -322,7 +322,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         (["one.csv", "one.csv:random forest", "metric=method"], "metric is 'method', of which one has no scores"),
         (["one.csv", "one.csv:random forest", "metric=coverage"], "neither more nor less is better"),
         (["one.csv", "one.csv"], "2 arms are called one.csv"),
-        (["one.csv", "one.csv:random forest", "suite=keel", "rows=500"], "suite, rows: no network is to be scored"),
+        (["one.csv", "one.csv:random forest", "suite=keel", "rows=500"], "suite, rows: no network is scored"),
         (["mini", "CatBoost"], "there are no scores of CatBoost on such tasks of suite=sklearn"),
         (["one.csv", "one.csv:random forest", "reference=x"], "reference is 'x'; there are 'one', 'random forest'"),
         (["one.csv", "one.csv:random forest", "suit=sklearn"], "did you mean suite?"),
@@ -415,7 +415,7 @@ def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch):
     assert result.returncode == 0, result.stderr
     assert f"weights of step-{UNTRAINED_STEP:08d}: the exponential moving average, step 10" in result.stdout
     for export in ("tiny.ckpt", "hub"):
-        line = f"{export} holds one set of weights, which is taken; weights=ema is for runs\n"
+        line = f"{export} holds one set of weights, which is used; weights=ema applies to runs only\n"
         assert result.stderr.count(line) == 1
     refused = command("compare", checkpoint, *words, "weights=best")
     assert refused.returncode == 2 and "weights=best needs a run directory" in refused.stderr

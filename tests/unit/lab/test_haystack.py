@@ -76,7 +76,7 @@ def test_gates_of_outputs_start_at_one_and_multiply_the_output_of_each_head():
 
 def test_gates_are_for_rules_with_softmax():
     (problem,) = OutputGateConfig(**{**SMALL, "icl_scaling": "ssa"}).problems()
-    assert "gates of outputs are for rules with softmax" in problem
+    assert "a gate on the output needs a rule of softmax" in problem
 
 
 @torch.no_grad()

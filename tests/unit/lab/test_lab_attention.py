@@ -166,7 +166,7 @@ def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
 @pytest.mark.parametrize(
     "settings, problem",
     [
-        (["table=FILE", "row=80"], "has the rows 0..79"),
+        (["table=FILE", "row=80"], "it must be one of the rows 0..79"),
         (["table=FILE", "target=nothing"], "has the columns height, class, color, weight"),
         (["table=FILE", "target=height"], "76 labeled rows, classes among them: 76"),
         (["table=missing.csv"], "missing.csv cannot be read: No such file"),

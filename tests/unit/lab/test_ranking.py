@@ -56,6 +56,6 @@ def test_scores_are_those_of_the_layer_at_the_length_of_the_table():
 
 
 def test_weights_need_a_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match="weights is 'ema'; they are those of a checkpoint, and there is none"):
+    with pytest.raises(ConfigError, match="weights is 'ema'; it needs a checkpoint, and none is given"):
         ranking.run(ranking.RankingOptions(folder=str(tmp_path / "x"), weights="ema"))
     assert not (tmp_path / "x").exists()

@@ -280,7 +280,7 @@ def test_several_runs_are_compared_inside_the_range_of_all(runs, tmp_path):
     inside = summarize(results[results["data"] != "task 0"])["roc_auc"]["this model"]
     assert page.table("method", "ROC AUC")["a"]["ROC AUC"] == f"{inside:.4f}"
     assert page.table("ROC AUC", "mean")["a"]["mean"] == f"{inside:.4f}"
-    assert "Outside the trained range of a run, and in no mean: wine." in page.text
+    assert "Outside the trained range of a run, and not included in any mean: wine." in page.text
     assert page.table("", "a", "b")["last validation: ROC AUC on real data"] == {"a": "0.400", "b": "0.400"}  # of iris
     assert validation_means(VALIDATION_CSV)["ROC AUC on real data"].iloc[-1] == pytest.approx(0.45)  # of both
 

@@ -26,7 +26,7 @@ from tabicl_train.stream.curriculum import plan_step
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.arms import arms_of_sweep
-from tabicl_train.sweep.comparable import OF_LEARNING, shared_in_words
+from tabicl_train.sweep.comparable import LEARNING_SETTINGS, shared_in_words
 from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
@@ -107,9 +107,9 @@ def test_a_sweep_says_which_data_sets_count_and_keeps_them(tmp_path):
     plan = make_plan(settings)
     assert plan.sweep.metric == "real/loss"
     text = invent(plan, lambda point, seed: 1.0).text()
-    assert "real/loss (lower is better), the mean over 1 of 4 data sets, which all runs have" in text
+    assert "real/loss (lower is better), the mean over 1 of 4 data sets, those inside the" in text
     assert "trained range: iris.\n" in text
-    with pytest.raises(ConfigError, match="none of the public data sets lies inside the trained range of all runs"):
+    with pytest.raises(ConfigError, match="no public data set lies inside the trained range of all runs"):
         make_plan([*settings, "curriculum.stages.smoke.features=[1,3]", "sweep.metric=real/loss"])
     assert make_plan([*settings, "curriculum.stages.smoke.features=[1,3]"]).sweep.metric == "loss"
 
@@ -314,7 +314,7 @@ def test_tables_are_shared_unless_what_decides_them_differs():
     others |= {"checkpoint_rows": 7, "col_attention_fp32": True, "schedule_options": {"power": 2}}
     same = "with the same seed, all points are trained on identical tables"
     specs = [group.spec for group in plan_step(config.curriculum, config.model, 0, 5).groups]
-    for name in OF_LEARNING:
+    for name in LEARNING_SETTINGS:
         changed = dataclasses.replace(stage, **{name: others[name] if name in others else getattr(stage, name) / 2})
         curriculum = dataclasses.replace(config.curriculum, stages={"smoke": changed})
         two = [dataclasses.asdict(each) for each in (config, dataclasses.replace(config, curriculum=curriculum))]
@@ -338,8 +338,8 @@ PRIORS = ("prior=mlp_scm,graph_scm", "validation.rows=[64]", "validation.best=sy
 @pytest.mark.parametrize(
     ("settings", "warning"),
     [
-        (OBJECTIVES, "training loss of points that differ in objective.label_smoothing is of different objectives,"),
-        ((*PRIORS, "sweep.metric=synthetic/loss"), "synthetic/loss of points that differ in prior is of different "),
+        (OBJECTIVES, "training loss cannot be compared between points that differ in objective.label_smoothing: "),
+        ((*PRIORS, "sweep.metric=synthetic/loss"), "synthetic/loss cannot be compared between points that differ in "),
         ((*PRIORS, "sweep.metric=real/loss"), None),
     ],
 )
@@ -371,7 +371,7 @@ def test_losses_of_other_objectives_or_tables_are_warned_of_and_no_point_is_bett
     for text, first_of_results in ((at_the_end, "rank"), (later, "2 arms paired")):
         assert text.count("warning   ") == 1
         assert text.index(f"warning   {warning}") < text.index(first_of_results)
-        assert f"compare such points by real/loss, or by tabicl-compare {found.folder} suite=NAME" in text
+        assert f"compare them by real/loss, or by tabicl-compare {found.folder} suite=NAME" in text
     assert before.count("warning   ") == 1 and f"warning   {warning}" in before
     assert latex.startswith(f"% warning: {warning}")
 
@@ -381,6 +381,6 @@ def test_a_page_and_other_metrics_have_the_warning_too(tmp_path):
     found = invent(plan, lambda point, seed: 1.0 + 0.1 * seed, 1)
     write_page(found)
     page = Page(found.folder / "sweep.html")
-    assert "Warning: synthetic/loss of points that differ in prior is of different tables" in page.text
-    assert "training loss of points that differ in prior is of different tables" in found.warning("loss")
+    assert "Warning: synthetic/loss cannot be compared between points that differ in prior: their tables" in page.text
+    assert "training loss cannot be compared between points that differ in prior" in found.warning("loss")
     assert found.warning("real/loss") is None

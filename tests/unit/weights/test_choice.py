@@ -50,7 +50,7 @@ def test_the_best_weights_are_taken_unless_others_are_chosen(made, capfd):
 def test_the_newest_weights_are_taken_of_a_run_without_best_ones(made, capfd):
     folder, kinds = made
     (folder / "checkpoints/best.ckpt").unlink()
-    with pytest.raises(ConfigError, match=r"best\.ckpt, the best weights of the run, is missing; weights=newest"):
+    with pytest.raises(ConfigError, match=r"best\.ckpt, the best weights of the run, is missing; set weights=newest"):
         read_weights(folder)  # validation.csv names them: others are not taken in their place without a word
     (folder / "validation.csv").unlink()
     assert same(read_weights(folder).tensors, kinds["trained"])
@@ -64,7 +64,7 @@ def test_an_average_that_a_run_does_not_keep_is_refused_before_a_line_names_it(m
     content = torch.load(path, weights_only=True)
     del content["callbacks"]["Averages"]
     torch.save(content, path)
-    with pytest.raises(ConfigError, match=r"0010\.ckpt keeps no such average: averages\.ema was 0"):
+    with pytest.raises(ConfigError, match=r"0010\.ckpt holds no average of the weights: averages\.ema was 0"):
         read_weights(folder, "ema")
     assert capfd.readouterr().err == ""
 

@@ -209,7 +209,7 @@ def test_the_file_holds_no_more_than_the_weights(tmp_path):
     ("arguments", "words"),
     [
         (["output=y.ckpt"], "there is no such file or run directory"),
-        (["output=m.pt", "format=hub"], "output is 'm.pt', whose name means format=tabicl, but format is hub"),
+        (["output=m.pt", "format=hub"], "output is 'm.pt', a name for format=tabicl, but format is hub"),
         (["output=m", "format=torch"], "there is no export format 'torch'; there are tabicl, safetensors, hub, onnx"),
         (["output=m.bin"], r"its name decides the format: FILE.ckpt, .pt or .pth (tabicl), FILE.safetensors"),
     ],
@@ -356,7 +356,7 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"best\.ckpt, the best weights of the run, is missing"):
         read_weights(str(tmp_path / "run"), "best")
     (tmp_path / "run/validation.csv").unlink()
-    with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
+    with pytest.raises(ConfigError, match=r"has no best weights: validation\.every was 0, or"):
         read_weights(str(tmp_path / "run"), "best")
     with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, trained"):
         read_weights(str(tmp_path / "run"), "good")
@@ -399,9 +399,9 @@ def test_damaged_and_foreign_files_are_named(file, tmp_path):
 
 NAME = "icl_predictor.ln.weight"
 OTHER_TENSORS = {
-    "truth values": (lambda weight: weight > 0, r"is of type torch\.bool, the network needs torch\.float32"),
-    "integers": (lambda weight: weight.to(torch.int8), r"is of type torch\.int8, the network needs torch\.float32"),
-    "complex": (lambda weight: weight + 1j, r"is of type torch\.complex64, the network needs torch\.float32"),
+    "truth values": (lambda weight: weight > 0, r"has type torch\.bool; the network needs torch\.float32"),
+    "integers": (lambda weight: weight.to(torch.int8), r"has type torch\.int8; the network needs torch\.float32"),
+    "complex": (lambda weight: weight + 1j, r"has type torch\.complex64; the network needs torch\.float32"),
     "too large": (lambda weight: weight.double() + 1e300, "weights are not finite, the first in"),
     "sparse": (torch.Tensor.to_sparse, "is not a dense tensor with all of its values"),
     "meta": (lambda weight: weight.to("meta"), "is not a dense tensor with all of its values"),
@@ -440,7 +440,7 @@ def test_a_network_with_more_blocks_than_weights_in_its_file_is_not_built(file, 
     text = (tmp_path / "hub/config.json").read_text()
     (tmp_path / "hub/config.json").write_text(text.replace('"col_num_blocks": 1', '"col_num_blocks": 10000'))
     for name in ("bad.ckpt", "hub"):
-        with pytest.raises(ConfigError, match=r"its settings and its .* weights do not fit: .* more than .* parts"):
+        with pytest.raises(ConfigError, match=r"its settings do not fit its .* weights: .* more than .* parts"):
             read_weights(tmp_path / name)
 
 

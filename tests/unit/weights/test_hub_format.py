@@ -152,7 +152,7 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
         ({"model": {"family": [1]}}, r"config\.json: there is no network '\[1\]'"),
         ({"sha256": [1]}, r"is damaged, or does not belong to the config\.json"),
         ({"origin": [1]}, r"config\.json: its origin is not a dictionary"),
-        ({"origin": {"step": "3"}}, r"config\.json: origin\.step is '3', as no export writes it"),
+        ({"origin": {"step": "3"}}, r"config\.json: origin\.step is '3', which no export writes"),
         ({"origin": {"trained_range": {"features": 3}}}, r"config\.json: origin\.trained_range is {.features.: 3}"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_card_that_lacks_information_is_not_written(hub, tmp_path):
 
 
 def test_a_file_in_the_folder_is_no_checkpoint(hub):
-    with pytest.raises(ConfigError, match=rf"has no configuration; of a hub folder, name the folder, '{hub}'"):
+    with pytest.raises(ConfigError, match=rf"has no configuration; if it is in a hub folder, name the folder, '{hub}'"):
         read_weights(str(hub / "model.safetensors"))
     with pytest.raises(ConfigError, match="holds one set of weights; weights=best needs a run directory"):
         read_weights(str(hub), "best")
@@ -286,7 +286,7 @@ def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypa
         "the best by validation", "as trained"
     )
     ema = exported_card(tmp_path / "run", tmp_path / "ema", "ema").content
-    assert "After step 10, of the weights as trained rather than these, on validation" in ema
+    assert "After step 10, for the weights as trained rather than these, on validation" in ema
 
 
 def test_the_card_of_a_regressor_says_so(tmp_path):

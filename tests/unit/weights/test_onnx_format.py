@@ -71,7 +71,7 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     expected = {"run": "run", "step": "5", "weights": "best", "commit": "first", "classes": "10"}
     assert metadata == expected | {"trained_range": "12 to 72 labeled rows, 2 to 6 features, up to 10 classes"}
-    with pytest.raises(ConfigError, match="weights are not read from a file of this kind"):
+    with pytest.raises(ConfigError, match="weights cannot be read from a file of this kind"):
         load_model(str(tmp_path / "m.onnx"))
 
 

@@ -70,7 +70,7 @@ def test_checks_that_fail_are_reported_and_the_others_run(few_checks, tmp_path):
     assert "| dies | a crash of the process | failed |" in page and "| found before | 0.5 |" in page
     assert "ValueError: not a number" in page
     for text in (page, result.stderr, result.stdout):
-        assert "nothing here is a figure of a GPU" in text
+        assert "no figure here is that of a GPU" in text
 
     again = command("gpu-check", f"output={tmp_path}/new")
     assert again.returncode == 2 and "overwrite=true" in again.stderr

@@ -111,7 +111,7 @@ def test_a_logger_that_fails_is_dropped_with_one_line(tmp_path, monkeypatch, cap
     for step in (1, 2):
         records.log_metrics({"loss": 1.5}, step)
     records.close_loggers()
-    assert capsys.readouterr().err == "warning   wandb: nothing more is logged: no service\n"
+    assert capsys.readouterr().err == "warning   wandb has failed and logs nothing more: no service\n"
     assert init.call_count == 1
     assert other.method_calls == [
         mock.call.log_metrics({"loss": 1.5}, 1),
