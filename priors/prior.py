@@ -270,7 +270,7 @@ def advice_on(reason: str, spec: TableSpec) -> str:
                 "labeled share toward one half, or lower max_classes"
             )
         case "unpredictable":
-            return "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off"
+            return "the filter of unpredictable tables rejects all of them: raise num_rows or switch the filter off"
         case "skill":
             return "nothing learns as much as min_skill asks for: raise num_rows, or lower min_skill"
         case "classes":

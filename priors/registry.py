@@ -211,7 +211,7 @@ def load_installed() -> None:
 
 def warn_of_old_group(entry: EntryPoint) -> None:
     """Warn of an entry point of a group of version 0.2.0."""
-    brings = "that registers its priors" if entry.group == OLD_PRIORS else "beside which its folder configs lies"
+    brings = "that registers its priors" if entry.group == OLD_PRIORS else "next to which its folder configs lies"
     line = f"{entry.group}, the group of entry points of {owner(entry)}, works until version 0.4.0"
     warnings.warn(f"{line}; name a module {brings} in {GROUP}", DeprecationWarning, stacklevel=2)
 

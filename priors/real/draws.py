@@ -61,7 +61,7 @@ def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
         raise PriorError(f"{path} cannot be read any more: {error}") from None
     if blake2b(content, digest_size=16).hexdigest() != entry.hash:
         raise PriorError(
-            f"{path} has changed since it was indexed, and draws from it would be others than before: "
+            f"{path} has changed since it was indexed, so its draws would differ from earlier ones: "
             "restore it, or `touch` it and begin another run"
         )
     return read_table(content, entry.path, entry.form, entry.targets).columns

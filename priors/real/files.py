@@ -755,7 +755,7 @@ def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, i
     if len(names) > 1:  # below the last row they do no harm
         blanks = [number for number in blanks if number < last]
     if blanks:
-        meaning = "count as no rows" if len(names) > 1 else "count as rows with a missing value"
+        meaning = "are not rows" if len(names) > 1 else "count as rows with a missing value"
         reading.remarks.append(f"its blank lines {meaning}: {len(blanks)}, the first one is line {blanks[0]}")
     check_size(rows, len(names))
     return rows, len(names)

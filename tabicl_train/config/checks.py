@@ -116,7 +116,7 @@ def suite_problems(config: RunConfig) -> list[str]:
             problems += [f"validation.suites: {problem}" for problem in error.problems]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
-        problems.append(f"validation.suites has two tasks of the name {twice[0]!r}")
+        problems.append(f"validation.suites has two tasks called {twice[0]!r}")
     return problems
 
 

@@ -261,7 +261,7 @@ def reason_to_score_again(folder: Path, name: str, checkpoint: str, content: Map
             continue  # of a network with a longer name
         before = Records(folder).json(f"{path.stem}.json")
         if before is None:
-            reasons.append([f"what decided {path.name} is not known"])
+            reasons.append([f"it is not known how {path.name} was made"])
         elif before.pop("checkpoint", None) == checkpoint:
             reasons.append(identity_changes(before, content))
     nearest = min(reasons, key=len, default=[])

@@ -202,8 +202,8 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
         found.append(source)
 
     if not found:
-        kinds = "classes, and the network numbers" if numbers else "numbers, and the network classes"
-        raise ConfigError([f"tasks is {tasks!r}, all of which predict {kinds}"])
+        kinds = "classes, but the network predicts numbers" if numbers else "numbers, but the network predicts classes"
+        raise ConfigError([f"tasks is {tasks!r}, whose targets are all {kinds}"])
     if others and protocol is None:
         info(f"{counted(others, 'task')} of the other kind left out: the network predicts {kind_name(numbers)}")
     return found
@@ -286,7 +286,7 @@ def read_openml_task(place: Path, task: int) -> tuple[int, str, str]:
         raise ConfigError([f"{path} names no data set"])
     number = data.findtext(f"{TAG}data_set_id", "")
     if not number.strip().isdecimal():
-        raise ConfigError([f"{path} names the data set {number!r}, which is no number"])
+        raise ConfigError([f"{path} names the data set {number!r}, which is not a number"])
     return int(number), data.findtext(f"{TAG}target_feature", ""), kind
 
 

@@ -198,7 +198,7 @@ def table_of_run(saved: SavedRun, name: str) -> pd.DataFrame | None:
         wrong = table[column][numbers.isna() & table[column].notna()]
         if len(wrong) or not pd.api.types.is_numeric_dtype(table[column]):
             text = wrong.iloc[0] if len(wrong) else table[column].iloc[0]
-            raise ConfigError([f"{path}: the column {column} holds {text!r}, which is no number"])
+            raise ConfigError([f"{path}: the column {column} holds {text!r}, which is not a number"])
     return table
 
 

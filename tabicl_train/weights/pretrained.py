@@ -249,7 +249,7 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
             return [f"{name} is of type {weight.dtype}, the network needs {needed[name].dtype}"]
     problem = non_finite({name: weight.to(needed[name].dtype) for name, weight in weights.items()})
     if problem is not None:
-        problems.append(f"{problem}; take others, such as an earlier checkpoint of the run")
+        problems.append(f"{problem}; use other weights, such as an earlier checkpoint of the run")
     return problems
 
 

@@ -377,7 +377,7 @@ def test_suites_that_cannot_be_scored_are_refused():
     assert caught.value.problems == [
         "validation.suites: there is no suite 'sklaern'; did you mean 'sklearn'?",
         "validation.suites: folder is missing; suite=folder needs one with tables and their tasks.csv",
-        "validation.suites has two tasks of the name 'iris'",
+        "validation.suites has two tasks called 'iris'",
     ]
 
 
