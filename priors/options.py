@@ -151,7 +151,7 @@ def read(cls: Any, values: Any, key: str = "", keys: Iterable[str] = (), base: A
     key : str
         The name of the object in messages, such as "model"; "" for the whole.
     keys : iterable of str
-        The names of all options of the whole, one of which may have been meant by a name that does not exist.
+        The names of all options of the whole, to suggest one for a name that does not exist.
     base : object, optional
         An object with the defaults, by default those of the class.
 
@@ -292,7 +292,7 @@ def convert_scalar(value: Any, kind: Any, key: str) -> tuple[Any, list[str]]:
         return WRONG, [f"{key} is {value!r}; it must be of type {kind.__name__}"]
     if get_origin(kind) is Literal and value not in get_args(kind):
         return WRONG, [f"{key} is {value!r}; it must be one of {', '.join(map(str, get_args(kind)))}"]
-    return value, []  # of Any, or of a class of which only the owner of the option knows what it takes
+    return value, []  # of Any, or of a class whose values only the owner of the option can check
 
 
 def type_name(kind: Any) -> str:
@@ -404,7 +404,7 @@ def merged(first: list[str], second: list[str]) -> list[str]:
 
 
 def key_of(problem: str) -> str:
-    """Return the key with which the line of a problem begins."""
+    """Return the key at the beginning of the line of a problem."""
     return problem.partition(" ")[0].rstrip(":")
 
 

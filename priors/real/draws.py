@@ -123,7 +123,7 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
     rows = rng.choice(rows_with_value(values), spec.num_rows, replace=False)
     train_size = spec.train_size
 
-    # The target: numbers, or classes in random order, of which labeled and query rows have the same.
+    # The target: numbers, or classes in random order, the same in labeled and query rows.
     if spec.max_classes == 0:
         y = standardize_target(torch.from_numpy(values[rows]))
         num_classes = 0

@@ -1,6 +1,6 @@
 """What tabicl-compare is given: words become arms, and arms get their scores.
 
-A word is a network or several, which are scored first; a baseline, scored beside the first of them; or a CSV file of an
+A word is a network or several, which are scored first; a baseline, scored with the first of them; or a CSV file of an
 earlier evaluation. Those of a sweep are in sweep/arms.py.
 """
 
@@ -61,7 +61,7 @@ def arms_of(word: str, is_alone: bool = False) -> list[Arm]:
 
 @functools.cache
 def baseline_names() -> frozenset[str]:
-    """Return the names of the baselines, and of the other methods of which the package has stored scores."""
+    """Return the names of the baselines, and of the other methods whose scores the package has."""
     methods = {*BASELINES, *NUMBER_BASELINES}
     for paths in STORED_SCORES.values():
         for path in paths:

@@ -55,7 +55,7 @@ class Arm:
     paths : dict
         The networks to score, by seed as well.
     parts : tuple of Arm
-        The arms of which it is the mean.
+        The arms whose mean it is.
     is_trained : bool
         False for a baseline, which has no trained range.
     listed : tuple of str
@@ -75,7 +75,7 @@ class Arm:
         return None not in self.scores
 
     def frame(self, seed: Hashable) -> pd.DataFrame:
-        """Return its scores with a seed; without seeds, they are the same beside every seed of another arm."""
+        """Return its scores with a seed; without seeds, they are the same for every seed of another arm."""
         return self.scores[seed if self.has_seeds else None]
 
 
@@ -456,7 +456,7 @@ def rank(table: pd.DataFrame, metric: str) -> MeanRanks:
 
 
 def groups_of(names: list[str], alike: set[frozenset]) -> list[list[str]]:
-    """Return the longest runs of neighboring names of which all pairs are alike, of two or more."""
+    """Return the longest runs of two or more neighboring names whose pairs are all alike."""
     groups: list[list[str]] = []
     for start in range(len(names)):
         end = start + 1

@@ -73,8 +73,8 @@ def score_checkpoint(
 ) -> Evaluation:
     """Score a checkpoint, and write a CSV file if asked to.
 
-    The CSV file is complete after each task, and until the end NAME.unfinished beside it holds the settings of the
-    command, which must be the same to continue.
+    The CSV file is complete after each task. Until the end, NAME.unfinished in the same folder holds the settings of
+    the command, which must be the same to continue.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def members_of_method(method: str, options: EvaluateOptions) -> float:
 
 
 def begin_output(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
-    """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
+    """Return the rows that an earlier call of the same command has written, and write its `identity` next to them."""
     before = Records(output.parent).json(unfinished(output).name)
     if output.exists() and before == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores

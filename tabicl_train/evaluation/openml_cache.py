@@ -8,8 +8,8 @@ org/openml/www/tasks/ID/datasplits.arff         labeled and query rows of each r
 org/openml/www/datasets/ID/description.xml      name, and columns that are no features
 org/openml/www/datasets/ID/dataset_ID.pq        the table, or dataset.arff
 
-The package itself is only used for downloads: when it reads the folder, it unpickles files beside these, which runs
-code of whoever made them, and it deletes the files of a task that it cannot read.
+The package itself is only used for downloads: when it reads the folder, it also unpickles other files there, which
+runs code of whoever made them, and it deletes the files of a task that it cannot read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass
 class FoldedTask(Task):
-    """A table with fixed folds, of which `splits` yields as many as are asked for."""
+    """A table with fixed folds; `splits` yields as many of them as are asked for."""
 
     folds: list[Fold]
     usual_splits: int

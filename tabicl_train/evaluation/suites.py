@@ -472,7 +472,7 @@ def sources_of_table(
     numbers : bool
         Whether the targets are numbers.
     is_folder : bool
-        Whether the items are files beside the table. Their columns may be misread, of which the sources warn.
+        Whether the items are files next to the table. Their columns may be misread; the sources warn of that.
 
     Returns
     -------

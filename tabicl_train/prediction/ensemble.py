@@ -469,7 +469,7 @@ def is_date_or_decimal(dtype: Any) -> bool:
 
 
 def refuse_complex(values: Any, name: str) -> None:
-    """Raise ValueError for complex numbers, of which pandas would drop the imaginary parts.
+    """Raise ValueError for complex numbers, whose imaginary parts pandas would drop.
 
     scikit-learn's message, which is about arrays only, has the whole array in it.
     """
