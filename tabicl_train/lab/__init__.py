@@ -81,7 +81,7 @@ register.experiment(
 register.experiment(
     "rows",
     "tabicl_train.lab.rows:run",
-    question="time, memory and scores with 60,000 labeled rows beside 10,000",
+    question="time, memory and scores with 60,000 labeled rows compared with 10,000",
     packages=("matplotlib",),
 )
 register.experiment(

