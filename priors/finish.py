@@ -67,7 +67,9 @@ def finish(
 def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
     """Find an order of the rows in which labeled and query rows hold the same classes, at least two of them."""
     # Returns None if the rows can stay in order. Raises Rejected("split") if none of 10 permutations is valid.
-    if (np.bincount(labels) == 1).any():  # the class of a single row cannot be on both sides
+    counts = np.bincount(labels)
+    # The class of a single row cannot be on both sides.
+    if (counts == 1).any() or np.count_nonzero(counts) < 2:
         raise Rejected("split")
     if is_valid_split(labels, num_classes, train_size):
         return None

@@ -71,6 +71,15 @@ def power(x, p):
 
 
 @njit(inline="always")
+def rough_power(x, p):
+    """x^p for float32 x >= 0 and p > 0, between 0.942^p and 1.062 times that; it rises with x, without jumps."""
+    # Logarithm and power are interpolated linearly between powers of two, without the polynomials of `power`: 0.13 ns
+    # instead of 0.42.
+    z = p * (np.float32(bits_of(x)) + np.float32(-127 * 2**23)) + np.float32(127 * 2**23)
+    return float_of(np.int32(min(max(z, np.float32(0.0)), np.float32(253 * 2**23))))
+
+
+@njit(inline="always")
 def exponential(x):
     """e^x for x <= 88, with a relative error of 2e-4; 0 below -88."""
     z = x * np.float32(2**23 / np.log(2)) + np.float32(127 * 2**23)

@@ -67,9 +67,14 @@ class GraphSCM(Realistic):
         return torch.from_numpy(columns), torch.from_numpy(target), plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
-        """Raise Rejected("unpredictable") for a table that the filter drops; see also `Realistic.accept`."""
-        if self.filter_unpredictable_tables:
-            from priors.predictability import check_predictability
+        """Raise Rejected for a table with less than min_skill, or "unpredictable" for one that the filter drops."""
+        if not self.filter_unpredictable_tables:
+            super().accept(table, seed)
+            return
+        from priors.predictability import check_predictability, check_skill, trees_of
 
-            check_predictability(table, rng_at(seed, "filter"))
-        super().accept(table, seed)
+        # Both filters look at the same trees, the one first that is decided after fewer of them.
+        trees = trees_of(table, rng_at(seed, "filter"))
+        if self.min_skill:
+            check_skill(trees, self.min_skill)
+        check_predictability(trees)

@@ -7,12 +7,14 @@ numba.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 from numba import njit
 
 from priors.finish import Rejected
+from priors.floats import FASTMATH
 from priors.table import Table
 
 # Numbers of trees after which a table may be decided; the last is that of the paper. More trees and more rows only
@@ -22,60 +24,59 @@ STAGES = (1, 3, 6, 12, 25)
 CERTAIN = 2.5  # z-score above which a table is accepted early
 HOPELESS = -3.5  # z-score below which a table is rejected early
 HOPELESS_AFTER = 12  # trees, at least, before a table is rejected early
-FIRST_ROWS = 1024  # random rows of a longer table on which it may be accepted even earlier
+FIRST_ROWS = 1024  # random rows of a longer table on which it may be accepted even earlier, and which decide its skill
 RESAMPLES = 200
 MAX_FAILURES = 10  # 5 % of the resamples
 MAX_DEPTH = 6
 NODES = 2 ** (MAX_DEPTH + 1) - 1  # of a tree; the children of node k are 2 k + 1 and 2 k + 2
 LEAST_VARIANCE = 0.5  # of the rows that have a prediction; that of all rows is 1
 SKILL_TREES = 12  # 0.25 ms for a table of 120 rows
-# After half of the trees, a table is decided if its skill is farther than this from the least one, below and above it.
-# These are 7 of 10 tables, and all trees would decide 1 % of them otherwise. R2 of fewer trees is lower.
+# After half of the trees, a table is decided if its skill is farther than this above the least one, or far below it.
+# These are 7 of 10 tables, and all trees would decide 1 % of them otherwise.
 FIRST_SKILL_TREES = 6
-FAR_BELOW = {"classes": 0.15, "numbers": 0.35}
 FAR_ABOVE = 0.1
 
 
-def check_predictability(table: Table, rng: np.random.Generator) -> None:
-    """Raise Rejected("unpredictable") if the table is to be dropped.
+def trees_of(table: Table, rng: np.random.Generator) -> ExtraTrees:
+    """Return the trees that predict the target of a table, none yet; both filters look at the same ones."""
+    kind = ExtraTrees if table.num_classes else NumericExtraTrees
+    return kind(table.X.numpy(), table.y.numpy(), rng)
+
+
+def check_predictability(trees: ExtraTrees) -> None:
+    """Raise Rejected("unpredictable") if the table of these trees is to be dropped.
 
     25 extremely randomized trees (depth 6, all features tried at each split, bootstrap samples) predict the target
     (the one-hot classes, or the number) out of bag. A table is unpredictable if in at least 5 % of 200 bootstrap
     resamples of its rows the trees' squared error is not below that of the mean.
     """
     # Some rows of a long table may be enough to accept it.
-    kind = ExtraTrees if table.num_classes else NumericExtraTrees
-    X = table.X.numpy()
-    y = table.y.numpy()
-    if len(y) > FIRST_ROWS:
-        rows = rng.choice(len(y), FIRST_ROWS, replace=False)
-        trees = kind(X[rows], y[rows], rng)
-        trees.grow(STAGES[1])
-        if trees.z_score() > CERTAIN:
-            return
+    if trees.is_long and trees.sample.grow_to(STAGES[1]).z_score() > CERTAIN:
+        return
 
     # All rows: few trees may be enough, the 25 decide.
-    trees = kind(X, y, rng)
     for num_trees in STAGES[:-1]:
-        trees.grow(num_trees - trees.size)
-        z = trees.z_score()
+        if num_trees < trees.size:
+            continue
+        z = trees.grow_to(num_trees).z_score()
         if z > CERTAIN:
             return
         if z < HOPELESS and num_trees >= HOPELESS_AFTER:
             raise Rejected("unpredictable")
-    trees.grow(STAGES[-1] - trees.size)
-    if trees.failures(RESAMPLES) >= MAX_FAILURES:
+    if trees.grow_to(STAGES[-1]).failures(RESAMPLES) >= MAX_FAILURES:
         raise Rejected("unpredictable")
 
 
-def check_skill(table: Table, least: float, rng: np.random.Generator) -> None:
-    """Raise Rejected("skill") if 12 extremely randomized trees, or the first 6 by far, have less skill than `least`."""
-    kind = ExtraTrees if table.num_classes else NumericExtraTrees
-    trees = kind(table.X.numpy(), table.y.numpy(), rng)
-    skill = trees.grow(FIRST_SKILL_TREES).skill()
-    far_below = FAR_BELOW["classes" if table.num_classes else "numbers"]
-    if least - far_below < skill < least + FAR_ABOVE:
-        skill = trees.grow(SKILL_TREES - FIRST_SKILL_TREES).skill()
+def check_skill(trees: ExtraTrees, least: float) -> None:
+    """Raise Rejected("skill") if 12 extremely randomized trees, or the first 6 by far, have less skill than `least`.
+
+    Of a longer table they learn from 1,024 random rows.
+    """
+    if trees.is_long:
+        trees = trees.sample
+    skill = trees.grow_to(FIRST_SKILL_TREES).skill()
+    if least - trees.far_below < skill < least + FAR_ABOVE:
+        skill = trees.grow_to(SKILL_TREES).skill()
     if skill < least:
         raise Rejected("skill")
 
@@ -100,7 +101,11 @@ class ExtraTrees:
         float32 (N, classes that occur), sums of the predictions of the trees that a row is out of the bag of.
     counts : ndarray
         int32 (N,), the number of these trees.
+    far_below : float
+        By how much less skill few trees may have than more of them.
     """
+
+    far_below = 0.15
 
     def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
         self.X = np.ascontiguousarray(X, dtype=np.float32)
@@ -115,11 +120,23 @@ class ExtraTrees:
         self.y = numbers[y]
         self.votes: np.ndarray = np.zeros((len(y), numbers[-1] + 1), np.float32)
 
-    def grow(self, trees: int) -> ExtraTrees:
-        """Add this number of trees; returns itself."""
-        for seed in self.rng.integers(1, 2**63, trees).tolist():
-            self.grow_one(seed)
-        self.size += trees
+    @property
+    def is_long(self) -> bool:
+        """Whether there are so many rows that a sample of them is looked at first."""
+        return len(self.y) > FIRST_ROWS
+
+    @functools.cached_property
+    def sample(self) -> ExtraTrees:
+        """Other trees, for random rows of a long table."""
+        rows = self.rng.choice(len(self.y), FIRST_ROWS, replace=False)
+        return type(self)(self.X[rows], self.y[rows], self.rng)
+
+    def grow_to(self, size: int) -> ExtraTrees:
+        """Add trees until there are so many; returns itself."""
+        if size > self.size:
+            for seed in self.rng.integers(1, 2**63, size - self.size).tolist():
+                self.grow_one(seed)
+            self.size = size
         return self
 
     def grow_one(self, seed: int) -> None:
@@ -127,34 +144,11 @@ class ExtraTrees:
 
     def errors(self) -> tuple[np.ndarray, np.ndarray]:
         """Squared errors of the mean and of the predictions, float64, of the rows that have a prediction."""
-        seen = self.counts > 0
-        target = np.eye(self.votes.shape[1])[self.y]
-        predictions = self.votes[seen] / self.counts[seen, None]
-        mean_errors = np.square(target - target.mean(0)).sum(1)[seen]
-        tree_errors = np.square(target[seen] - predictions).sum(1)
-        return mean_errors, tree_errors
+        return class_errors(self.y, self.votes, self.counts)
 
     def skill(self) -> float:
         """2 ROC AUC - 1, as the mean over the classes, each against the rest; 0 is guessing, 1 perfect."""
-        seen = self.counts > 0
-        y = self.y[seen]
-        votes = self.votes[seen] / self.counts[seen, None]
-        skills = []
-        num_classes = votes.shape[1]
-        for label in range(1 if num_classes == 2 else 0, num_classes):  # two classes have the same ROC AUC
-            # The share of pairs of a row of the class and another row in which the first has the higher vote.
-            vote = votes[:, label]
-            positive = vote[y == label]
-            negative = vote[y != label]
-            pairs = len(positive) * len(negative)
-            if pairs == 0:
-                continue
-            negative = np.sort(negative)  # a tenth of the time of scipy's rankdata
-            lower = negative.searchsorted(positive, "left")  # negative rows with a lower vote, of each positive one
-            lower_or_equal = negative.searchsorted(positive, "right")
-            wins = (lower + lower_or_equal).sum() / 2  # a tie is half a win
-            skills.append(2 * wins / pairs - 1)
-        return float(np.mean(skills)) if skills else 0.0
+        return mean_skill(self.y, self.votes, self.counts)
 
     def failures(self, resamples: int) -> int:
         """Draw in how many bootstrap resamples of the rows the trees' squared error is not below that of the mean.
@@ -174,6 +168,8 @@ class ExtraTrees:
 class NumericExtraTrees(ExtraTrees):
     """An ensemble that predicts numbers: y float32 (N,), rows of a target of variance 1; votes are float32 (N,)."""
 
+    far_below = 0.35  # R2 of few trees is lower than that of more
+
     def set_target(self, y: np.ndarray) -> None:
         self.y = y
         self.votes = np.zeros(len(y), np.float32)
@@ -192,6 +188,8 @@ class NumericExtraTrees(ExtraTrees):
     def skill(self) -> float:
         """R2, below 0 for predictions that are worse than the mean."""
         mean_errors, tree_errors = self.errors()
+        if not mean_errors.any():  # a sample of rows with the same number
+            return 0.0
         return 1 - tree_errors.sum() / mean_errors.sum()
 
     def z_score(self) -> float:
@@ -394,6 +392,67 @@ def grow_tree(X, y, seed, votes, counts):
             counts[i] += 1
             for k in range(C):
                 votes[i, k] += share[node, k]
+
+
+@njit("UniTuple(f8[::1], 2)(i8[::1], f4[:, ::1], i4[::1])", cache=True, fastmath=FASTMATH)
+def class_errors(y, votes, counts):
+    """Squared errors of the shares of classes and of the predictions, of the rows that have one; see `ExtraTrees`."""
+    N, C = votes.shape
+    share = np.zeros(C)
+    for i in range(N):
+        share[y[i]] += 1.0 / N
+    square_of_shares = 0.0
+    for k in range(C):
+        square_of_shares += share[k] * share[k]
+    mean_errors = np.empty(N)
+    tree_errors = np.empty(N)
+    seen = 0
+    for i in range(N):
+        if counts[i] == 0:
+            continue
+        square = 0.0
+        for k in range(C):
+            square += votes[i, k] * votes[i, k]
+        # The sum over k of (1 - p_k)^2 for the row's class, and p_k^2 for the others
+        mean_errors[seen] = 1.0 - 2.0 * share[y[i]] + square_of_shares
+        tree_errors[seen] = 1.0 - 2.0 * votes[i, y[i]] / counts[i] + square / (counts[i] * counts[i])
+        seen += 1
+    return mean_errors[:seen], tree_errors[:seen]
+
+
+@njit("f8(i8[::1], f4[:, ::1], i4[::1])", cache=True)
+def mean_skill(y, votes, counts):
+    """2 ROC AUC - 1 of the rows that have a prediction, as the mean over the classes; 0 without any pair of rows."""
+    N, C = votes.shape
+    positive = np.empty(N, np.float32)
+    negative = np.empty(N, np.float32)
+    total = 0.0
+    counted = 0
+    for label in range(1 if C == 2 else 0, C):  # two classes have the same ROC AUC
+        num_positive = num_negative = 0
+        for i in range(N):
+            if counts[i] == 0:
+                continue
+            vote = votes[i, label] / np.float32(counts[i])
+            if y[i] == label:
+                positive[num_positive] = vote
+                num_positive += 1
+            else:
+                negative[num_negative] = vote
+                num_negative += 1
+        if num_positive == 0 or num_negative == 0:
+            continue
+        # All pairs are compared, which is vectorized: no more than a few trees take, up to FIRST_ROWS rows.
+        difference = 0  # of the numbers of pairs in which the positive or the negative row has more votes
+        for i in range(num_positive):
+            vote = positive[i]
+            more = np.int32(0)
+            for j in range(num_negative):
+                more += np.int32(vote > negative[j]) - np.int32(vote < negative[j])
+            difference += more
+        total += difference / (num_positive * num_negative)
+        counted += 1
+    return total / max(counted, 1)
 
 
 @njit("i8(f8[::1], i8, u8)", cache=True)

@@ -15,7 +15,7 @@ __all__ = ["STREAM_VERSION", "rng_at"]
 Seed = int | tuple[int, ...]
 LASTING_ATTEMPTS = 100  # at a table, before its number of classes and whether it lacks values are drawn again
 
-STREAM_VERSION = 3
+STREAM_VERSION = 4
 """Version of the stream of tables; it is raised with every change that alters the tables of a seed."""
 
 

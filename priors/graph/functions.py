@@ -42,23 +42,15 @@ def random_centers(x: np.ndarray, size: int, rng: np.random.Generator) -> np.nda
 
 def nearest_centers(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
     """Index of the center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (k, n)."""
+    power = np.float32(p)
     if x.shape[1] > SAMPLE:
         # Values that come from trees or centers have many equal rows, each of which is looked for once.
         hashes = kernels.hash_rows(x[:, :SAMPLE].copy())
         if len(np.unique(hashes)) < SAMPLE // 2:
             hashes = kernels.hash_rows(x)
             _, first, row_of = np.unique(hashes, return_index=True, return_inverse=True)
-            x = x.take(first, axis=1)
-            return find_nearest(x, centers, p)[row_of]
-    return find_nearest(x, centers, p)
-
-
-def find_nearest(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
-    """Do the work of `nearest_centers`."""
-    k, n = centers.shape
-    wide = n > 16 or (n > kernels.HEAD and k >= 32)
-    nearest = kernels.nearest_centers_wide if wide else kernels.nearest_centers_narrow
-    return nearest(x, centers, np.float32(p))
+            return kernels.nearest_centers(x.take(first, axis=1), centers, power)[row_of]
+    return kernels.nearest_centers(x, centers, power)
 
 
 def combine_features(weights: np.ndarray, features: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:

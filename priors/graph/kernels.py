@@ -20,6 +20,7 @@ from priors.floats import (
     integer_below,
     log2_of,
     power,
+    rough_power,
     scramble,
     uniform,
 )
@@ -27,20 +28,8 @@ from priors.graph.activations import cos_of_turns, mean_and_inverse_std
 from priors.graph.scalars import fill_weights
 
 BLOCK = 512  # rows
-HEAD = 8  # features on which all centers are compared before most of them are ruled out
 LANES = 8  # float32 values of a 256-bit vector
-CHUNK = 16  # features after which a center is checked again
 GROUP = 4  # trees whose leaves are added at once, with a quarter of the loads and stores of the sum
-
-
-@njit(inline="always")
-def add_distances(x, center, p, start, stop, total):
-    """total[j] = sum over features of |x[:, start + j] - center|^p, for start + j < stop."""
-    total[: stop - start] = np.float32(0.0)
-    for i in range(x.shape[0]):
-        c, column = center[i], x[i, start:stop]
-        for j in range(stop - start):
-            total[j] += power(abs(column[j] - c), p)
 
 
 @njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], f4, f4)", cache=True, fastmath=FASTMATH)
@@ -52,7 +41,11 @@ def p_distances(x, centers, p, outer):
     for start in range(0, rows, BLOCK):
         stop = min(start + BLOCK, rows)
         for k in range(centers.shape[0]):
-            add_distances(x, centers[k], p, start, stop, total)
+            total[:] = np.float32(0.0)
+            for i in range(x.shape[0]):
+                center, column = centers[k, i], x[i, start:stop]
+                for j in range(stop - start):
+                    total[j] += power(abs(column[j] - center), p)
             row = out[k, start:stop]
             for j in range(stop - start):
                 row[j] = power(total[j], outer)
@@ -60,8 +53,11 @@ def p_distances(x, centers, p, outer):
 
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=FASTMATH)
-def nearest_centers_narrow(x, centers, p):
-    """Index of the first center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (k, n)."""
+def nearest_centers(x, centers, p):
+    """Index of the first center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (k, n).
+
+    The powers are rough (see rough_power): a row about as near to two centers may get either.
+    """
     rows = x.shape[1]
     out = np.zeros(rows, np.int64)
     total = np.empty(BLOCK, np.float32)
@@ -72,7 +68,11 @@ def nearest_centers_narrow(x, centers, p):
         best[:] = np.float32(np.inf)
         index[:] = np.int32(0)
         for k in range(centers.shape[0]):
-            add_distances(x, centers[k], p, start, stop, total)
+            total[:] = np.float32(0.0)
+            for i in range(x.shape[0]):
+                center, column = centers[k, i], x[i, start:stop]
+                for j in range(stop - start):
+                    total[j] += rough_power(abs(column[j] - center), p)
             for j in range(stop - start):
                 closer = total[j] < best[j]
                 best[j] = total[j] if closer else best[j]
@@ -80,107 +80,6 @@ def nearest_centers_narrow(x, centers, p):
         for j in range(stop - start):
             out[start + j] = index[j]
     return out
-
-
-@njit("Tuple((i8[::1], f4[:, ::1], f4[:, ::1]))(f4[:, ::1])", cache=True, fastmath=SUMS)
-def split_by_spread(centers):
-    """Sort the features of centers by their spread, the largest first, and split them after the first HEAD.
-
-    Parameters
-    ----------
-    centers : ndarray
-        float32 (k, n), n > HEAD.
-
-    Returns
-    -------
-    order : ndarray
-        int64 (n,), the features in their new order.
-    head : ndarray
-        float32 (HEAD, k rounded up to LANES): the first features, one row each, for a loop over centers. The centers
-        that fill it up are at 1e30, far from all rows.
-    tail : ndarray
-        float32 (k, n - HEAD rounded up to CHUNK): the other features, one row for each center. Those that fill it up
-        are 0.
-    """
-    k, n = centers.shape
-    spread = np.empty(n, np.float32)
-    for i in range(n):
-        spread[i] = -np.std(centers[:, i])  # negative, since argsort sorts upward
-    order = np.argsort(spread)
-
-    head = np.full((HEAD, -(-k // LANES) * LANES), np.float32(1e30))
-    tail = np.zeros((k, -(-(n - HEAD) // CHUNK) * CHUNK), np.float32)
-    for c in range(k):
-        for i in range(HEAD):
-            head[i, c] = centers[c, order[i]]
-        for i in range(HEAD, n):
-            tail[c, i - HEAD] = centers[c, order[i]]
-    return order, head, tail
-
-
-@njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=SUMS)
-def nearest_centers_wide(x, centers, p):
-    """Return what nearest_centers_narrow does, for more than HEAD features: most centers are ruled out after a few.
-
-    Row by row, all centers are compared on the HEAD features that spread most. The nearest by those is probably the
-    nearest of all, so its full distance is a tight bound: another center is left as soon as its sum exceeds it.
-
-    Parameters
-    ----------
-    x : ndarray
-        float32 (n, N), n > HEAD.
-    centers : ndarray
-        float32 (k, n).
-    p : float
-        Exponent of the distance sum |x - c|^p.
-
-    Returns
-    -------
-    ndarray
-        int64 (N,), the nearest center of each row; the first one of equally near ones.
-    """
-    order, head, tail = split_by_spread(centers)
-    k = centers.shape[0]
-    n, rows = x.shape
-    nearest = np.empty(rows, np.int64)
-    head_sums = np.empty(head.shape[1], np.float32)  # of one row, to each center
-    row_tail = np.zeros(tail.shape[1], np.float32)
-    for r in range(rows):
-        # The head: one feature of all centers at a time, in whole vectors
-        head_sums[:] = np.float32(0.0)
-        for i in range(HEAD):
-            value = x[order[i], r]
-            column = head[i]
-            for c in range(len(head_sums)):
-                head_sums[c] += power(abs(column[c] - value), p)
-        for i in range(HEAD, n):
-            row_tail[i - HEAD] = x[order[i], r]
-
-        # The center that is nearest by the head comes first, and then all others, in their order. With the tail in a
-        # function of its own, even an inlined one, this takes 1.4 to 2.8 times as long.
-        first = np.argmin(head_sums[:k])  # without the filling, which may be nearer to values of 1e30
-        index = first
-        best = np.float32(np.inf)
-        for visit in range(-1, k):
-            c = first if visit < 0 else visit
-            if head_sums[c] > best or visit == first:
-                continue
-            total = head_sums[c]
-            for start in range(0, len(row_tail), CHUNK):
-                center_chunk = tail[c, start : start + CHUNK]
-                row_chunk = row_tail[start : start + CHUNK]
-                chunk = np.float32(0.0)
-                for i in range(CHUNK):
-                    chunk += power(abs(center_chunk[i] - row_chunk[i]), p)
-                total += chunk
-                if total > best:
-                    break
-            # Of equally near centers the first one wins, wherever the search began.
-            if total < best or (total == best and c < index):
-                best = total
-                index = c
-        nearest[r] = index
-    return nearest
 
 
 @njit("u8[::1](f4[:, ::1])", cache=True)

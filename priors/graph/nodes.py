@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,12 +86,17 @@ class Node:
 
 @dataclass
 class GraphPlan:
-    """All decisions about a table of graph_scm.
+    """All decisions about a table of graph_scm; those of a node are drawn when it is reached.
 
     num_classes: 0 for a numeric target
-    graph_nodes: nodes of the graph, including those that no column depends on, which are not computed
-    nodes: the computed nodes, parents first, the target's node and its ancestors before all others: many tables are
-        rejected for their labels, and then the other nodes need not be computed
+    warp_flow: see Numeric
+    node_noise: whether there is noise on the nodes
+    cardinalities: of each column, the target's last; 0 for a numeric one
+    parents: of each node of the graph, including those that no column depends on, which are not computed
+    columns: indices of the columns of each computed node, numeric ones first. The order of the nodes is that in which
+        they are computed: parents first, the target's node and its ancestors before all others
+    scalars: source of the decisions
+    nodes: the nodes that are drawn
     """
 
     address: tuple[int, ...]
@@ -98,16 +104,29 @@ class GraphPlan:
     train_size: int
     num_features: int
     num_classes: int
-    graph_nodes: int
-    nodes: list[Node]
+    warp_flow: bool
+    node_noise: bool
+    cardinalities: list[int]
+    parents: list[list[int]]
+    columns: dict[int, list[int]]
+    scalars: Scalars
+    nodes: list[Node] = field(default_factory=list)
+
+    def draw_nodes(self) -> Iterator[Node]:
+        """Draw the nodes one after the other; those that were drawn before are the same again."""
+        # Many tables are rejected for their labels, so that the nodes after that of the target are not needed.
+        for position, index in enumerate(self.columns):
+            if position == len(self.nodes):
+                self.nodes.append(draw_node(self, index))
+            yield self.nodes[position]
 
     def __str__(self) -> str:
         target = f"{self.num_classes} classes" if self.num_classes else "numeric target"
         head = (
             f"graph_scm {self.address}: {self.num_rows} rows, {self.num_features} features, "
-            f"{target}; {len(self.nodes)} of {self.graph_nodes} nodes computed"
+            f"{target}; {len(self.columns)} of {len(self.parents)} nodes computed"
         )
-        return "\n".join([head, *map(str, self.nodes)])
+        return "\n".join([head, *map(str, self.draw_nodes())])
 
 
 def draw_cardinalities(scalars: Scalars, num_features: int, limit: int) -> list[int]:
@@ -135,8 +154,8 @@ def draw_parents(rng: np.random.Generator, num_nodes: int, offset: float = 0.0) 
     b = rng.standard_cauchy(num_nodes)
     c = rng.standard_cauchy(num_nodes)
     logits = np.clip(a + offset + b[:, None] + c[None, :], -700, 700)
-    edges = rng.random((num_nodes, num_nodes)) < 1 / (1 + np.exp(-logits))  # [child, parent]
-    return [np.flatnonzero(edges[child, :child]).tolist() for child in range(num_nodes)]
+    edges = (rng.random((num_nodes, num_nodes)) < 1 / (1 + np.exp(-logits))).tolist()  # [child][parent]
+    return [[parent for parent in range(child) if edges[child][parent]] for child in range(num_nodes)]
 
 
 def ancestors(parents: list[list[int]]) -> list[int]:
@@ -158,7 +177,7 @@ def place_columns(scalars: Scalars, num_nodes: int, count: int) -> list[int]:
 
 
 def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
-    """Draw the columns of a table, a graph, the nodes that hold the columns, and the functions of the nodes."""
+    """Draw which columns of a table are categorical, a graph, and the nodes that hold the columns."""
     # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
     released = prior.preset == "released"
     scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
@@ -167,7 +186,6 @@ def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         limit = scalars.integer("cardinality_limit", 2, RELEASED_CARDINALITY + 1, log=True)
     else:
         limit = scalars.integer(LOCAL, 2, MAX_CARDINALITY + 1, log=True)
-    num_rows = spec.num_rows
     num_features = spec.num_features
     cardinalities = draw_cardinalities(scalars, num_features, limit)
 
@@ -185,52 +203,52 @@ def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         if not prior.filter_unpredictable_graphs or behind_features & behind_target:
             break
 
-    columns: list[list[Column]] = [[] for _ in range(num_nodes)]  # of each node
-    for column in draw_columns(scalars, num_rows, num_features, cardinalities, num_classes, released):
-        node = target_node if column.index == TARGET else feature_nodes[column.index]
-        columns[node].append(column)
-
     # The nodes that are computed: those behind the target first, parents before their children.
     needed = behind_features | behind_target
     first = [i for i in range(num_nodes) if behind_target >> i & 1]
     others = [i for i in range(num_nodes) if (needed & ~behind_target) >> i & 1]
-    nodes: list[Node] = []
-    widths: dict[int, int] = {}
-    for index in first + others:
-        width_of_columns = sum(column.converter.width for column in columns[index])
-        widths[index] = scalars.integer("width", 1, 32, log=True) + width_of_columns
-        nodes.append(draw_node(scalars, index, parents[index], widths, columns[index], num_rows, prior.node_noise))
-    return GraphPlan(seed, num_rows, spec.train_size, num_features, num_classes, num_nodes, nodes)
+    columns: dict[int, list[int]] = {node: [] for node in first + others}
+
+    # Their columns. The first features are the categorical ones, but in a node numeric columns come first.
+    categorical = list(range(len(cardinalities)))
+    numeric = list(range(len(cardinalities), num_features))
+    if num_classes:
+        categorical.append(TARGET)
+    else:
+        numeric.append(TARGET)
+    node_of_column = [*feature_nodes, target_node]
+    for index in numeric + categorical:
+        columns[node_of_column[index]].append(index)
+    return GraphPlan(
+        address=seed,
+        num_rows=spec.num_rows,
+        train_size=spec.train_size,
+        num_features=num_features,
+        num_classes=num_classes,
+        warp_flow=released,
+        node_noise=prior.node_noise,
+        cardinalities=[*cardinalities, *[0] * (num_features - len(cardinalities)), num_classes],
+        parents=parents,
+        columns=columns,
+        scalars=scalars,
+    )
 
 
-def draw_columns(
-    scalars: Scalars, num_rows: int, num_features: int, cardinalities: list[int], num_classes: int, warp_flow: bool
-) -> list[Column]:
-    """Draw numeric columns, then categorical ones; of either kind the target is the last."""
-    # The first features are the categorical ones.
-    columns = []
-    for index in range(len(cardinalities), num_features):
-        columns.append(Column(index, Numeric.draw(scalars, warp_flow)))
-    if num_classes == 0:
-        columns.append(Column(TARGET, Numeric.draw(scalars, warp_flow)))
-    for index, cardinality in enumerate(cardinalities):
-        columns.append(Column(index, Categorical.draw(scalars, cardinality, num_rows)))
-    if num_classes > 0:
-        columns.append(Column(TARGET, Categorical.draw(scalars, num_classes, num_rows)))
-    return columns
+def draw_column(plan: GraphPlan, index: int) -> Column:
+    """Draw the converter of a column."""
+    cardinality = plan.cardinalities[index]
+    if cardinality:
+        return Column(index, Categorical.draw(plan.scalars, cardinality, plan.num_rows))
+    return Column(index, Numeric.draw(plan.scalars, plan.warp_flow))
 
 
-def draw_node(
-    scalars: Scalars,
-    index: int,
-    parents: list[int],
-    widths: dict[int, int],
-    columns: list[Column],
-    num_rows: int,
-    node_noise: bool,
-) -> Node:
-    """Draw a node; widths: of all nodes so far, this one included."""
-    width = widths[index]
+def draw_node(plan: GraphPlan, index: int) -> Node:
+    """Draw a node, after its parents."""
+    scalars = plan.scalars
+    num_rows = plan.num_rows
+    columns = [draw_column(plan, column) for column in plan.columns[index]]
+    width = scalars.integer("width", 1, 32, log=True) + sum(column.converter.width for column in columns)
+    parents = plan.parents[index]
     node = Node(
         index,
         parents,
@@ -238,17 +256,18 @@ def draw_node(
         columns,
         weights=Weights.draw(scalars, width),
         importance=scalars.real("importance", 0.1, 10.0, log=True),
-        noise=scalars.real("noise", 1e-5, 1.0, log=True) if node_noise else 0.0,
+        noise=scalars.real("noise", 1e-5, 1.0, log=True) if plan.node_noise else 0.0,
     )
+    width_of = {other.index: other.width for other in plan.nodes}
+    widths = [width_of[parent] for parent in parents]
     if not parents:
         node.points = Points.draw(scalars, width, num_rows)
     elif scalars.choice("combine", MULTI_FUNCTIONS) == "concat":
         node.combine = "concat"
-        width_of_parents = sum(widths[parent] for parent in parents)
-        node.functions = [draw_function(scalars, width_of_parents, width, num_rows)]
+        node.functions = [draw_function(scalars, sum(widths), width, num_rows)]
     else:
         node.combine = scalars.choice("aggregation", AGGREGATIONS)
-        node.functions = [draw_function(scalars, widths[parent], width, num_rows) for parent in parents]
+        node.functions = [draw_function(scalars, width_of_parent, width, num_rows) for width_of_parent in widths]
     return node
 
 
@@ -261,12 +280,12 @@ def execute_plan(plan: GraphPlan) -> tuple[np.ndarray, np.ndarray]:
     columns = np.empty((plan.num_features + numeric_target, plan.num_rows), np.float32)
     labels = order = None
     last_reader: dict[int, int] = {}  # of the values of a node, after which they are dropped
-    for node in plan.nodes:
-        for parent in node.parents:
-            last_reader[parent] = node.index
+    for index in plan.columns:
+        for parent in plan.parents[index]:
+            last_reader[parent] = index
 
     values: dict[int, np.ndarray] = {}
-    for node in plan.nodes:
+    for node in plan.draw_nodes():
         x = compute_node(node, values, plan.num_rows, rng)  # (width, N)
         scale_features(x, node.weights.compute(rng)[0])
         has_readers = node.index in last_reader

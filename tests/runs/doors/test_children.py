@@ -244,7 +244,8 @@ def test_stored_tables_name_no_folder_and_are_kept_for_the_same_plug_in_only(fre
 
 def test_a_rank_with_another_file_than_rank_0_is_refused(fresh, monkeypatch):
     def from_first(self, function):
-        return [] if function is plugins.named else function()
+        value = function()
+        return (*value[:2], []) if isinstance(value, tuple) and len(value) == 3 else value
 
     monkeypatch.setattr(Ranks, "from_first", from_first)
     with pytest.raises(ConfigError, match="the plug-in mine is another one than on rank 0"):

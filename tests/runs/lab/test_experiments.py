@@ -1,7 +1,6 @@
 """The command, the folders that experiments write, and each experiment at its smallest size."""
 
 import dataclasses
-import importlib
 import json
 import re
 import shlex
@@ -21,7 +20,7 @@ from tabicl_train.config.compose import parse_options
 from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import ExportOptions
 from tabicl_train.lab import classes, needle
-from tabicl_train.lab.experiments import Failed, Preempted
+from tabicl_train.lab.experiments import Failed, Preempted, options_class
 from tabicl_train.sweep.results import Sweep
 from tabicl_train.weights.export import export
 from tabicl_train.weights.reader import load_model
@@ -33,7 +32,7 @@ def files(folder):
 
 @pytest.mark.parametrize("name", register.experiment)
 def test_every_experiment_has_a_folder_a_smallest_size_and_help(name):
-    options = importlib.import_module(f"tabicl_train.lab.{name}").Options
+    options = options_class(name, register.experiment[name].function)
     assert {"folder", "small"} <= {field.name for field in dataclasses.fields(options)}
     assert help_text(options).startswith(f"usage: tabicl-lab {name} folder=DIR")
     result = command("lab", name, "--help")

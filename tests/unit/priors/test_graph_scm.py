@@ -43,10 +43,11 @@ def test_the_presets_differ():
         shares = []
         converters = []
         for plan in plans:
-            kinds = Counter(type(function).__name__ for node in plan.nodes for function in node.functions)
+            drawn = list(plan.draw_nodes())
+            kinds = Counter(type(function).__name__ for node in drawn for function in node.functions)
             if kinds.total() >= 12:
                 shares.append(max(kinds.values()) / kinds.total())
-            converters += [column.converter for node in plan.nodes for column in node.columns]
+            converters += [column.converter for node in drawn for column in node.columns]
         purity[preset] = np.mean(shares)
         warps[preset] = {c.warp_flow for c in converters if isinstance(c, Numeric) and c.mode == "warp"}
 

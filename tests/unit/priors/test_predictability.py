@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from priors import build_prior
 from priors.finish import Rejected, standardize_target
-from priors.predictability import ExtraTrees, NumericExtraTrees, check_predictability, count_failures
+from priors.predictability import ExtraTrees, NumericExtraTrees, check_predictability, count_failures, trees_of
 from priors.random import rng_at
 from priors.table import Table, TableSpec
 
@@ -19,7 +19,7 @@ TARGETS = ("classes", "numeric")
 
 def verdict(table: Table, seed: int) -> str:
     try:
-        check_predictability(table, rng_at("filter", seed))
+        check_predictability(trees_of(table, rng_at("filter", seed)))
     except Rejected as rejected:
         return rejected.reason
     return "kept"
@@ -47,11 +47,6 @@ def draw_table(target: str, seed: int, signal: float, num_rows: int, num_feature
         return make_table(X, [score, np.exp(0.5 * score), np.maximum(score, 0).round()][seed // 3 % 3])
     bounds = np.sort(rng.uniform(0.1, 0.9, classes - 1))
     return make_table(X, np.searchsorted(np.quantile(score, bounds), score))
-
-
-def trees_of(table: Table, *address) -> ExtraTrees:
-    kind = ExtraTrees if table.num_classes else NumericExtraTrees
-    return kind(table.X.numpy(), table.y.numpy(), rng_at(*address))
 
 
 def one_hot(table: Table) -> np.ndarray:
@@ -107,7 +102,7 @@ def test_the_filter_decides_as_the_test_of_the_paper_does(target: str):
 def test_the_trees_have_the_errors_of_those_of_sklearn(target: str):
     for seed, signal, classes in [(1, 8.0, 2), (4, 2.0, 5), (7, 1.0, 3), (10, 0.0, 4)]:  # each kind of numeric target
         table = draw_table(target, seed, signal, 400, 6, classes)
-        ours = [errors_of(trees_of(table, k).grow(25), table) for k in range(12)]
+        ours = [errors_of(trees_of(table, rng_at(k)).grow_to(25), table) for k in range(12)]
         theirs = [reference_errors(table, k) for k in range(4)]
         ours, theirs = (np.mean([model.sum() / mean.sum() for mean, model in errors]) for errors in (ours, theirs))
         assert ours == pytest.approx(theirs, abs=0.025)
@@ -117,14 +112,14 @@ def test_depth_is_six():
     # One feature of 4096 values, a class a block of 32 rows: 64 leaves at best cannot tell 128 classes apart.
     X = np.arange(4096, dtype=np.float32)[:, None]
     for trees in (ExtraTrees(X, np.arange(4096) // 32, rng_at(0)), NumericExtraTrees(X, X[:, 0], rng_at(0))):
-        assert 20 < len(np.unique(trees.grow(1).votes[trees.counts > 0], axis=0)) <= 64
+        assert 20 < len(np.unique(trees.grow_to(1).votes[trees.counts > 0], axis=0)) <= 64
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_z_score_is_the_mean_improvement_in_standard_errors(target: str):
     table = draw_table(target, 1, 1.0, 200, 4)
     table.y *= 3 if table.num_classes else 1  # labels with gaps
-    trees = trees_of(table, "scores").grow(2)
+    trees = trees_of(table, rng_at("scores")).grow_to(2)
     assert 0.6 < (trees.counts > 0).mean() < 0.9
     mean, model = errors_of(trees, table)
     gain = mean - model
@@ -153,7 +148,7 @@ def test_rare_values_of_a_long_table_are_not_overlooked():
 
 def test_the_skill_is_that_of_the_votes():
     table = draw_table("classes", 1, 1.0, 200, 4)
-    trees = trees_of(table, "skill").grow(2)
+    trees = trees_of(table, rng_at("skill")).grow_to(2)
     has_votes = trees.counts > 0
     votes = trees.votes[has_votes] / trees.counts[has_votes, None]
     y = table.y.numpy()[has_votes]
@@ -161,7 +156,7 @@ def test_the_skill_is_that_of_the_votes():
     assert trees.skill() == pytest.approx(2 * np.mean(aucs) - 1)
 
     table = draw_table("numeric", 1, 1.0, 200, 4)
-    trees = trees_of(table, "skill").grow(2)
+    trees = trees_of(table, rng_at("skill")).grow_to(2)
     errors_of_mean, errors_of_trees = errors_of(trees, table)
     assert trees.skill() == pytest.approx(1 - errors_of_trees.sum() / errors_of_mean.sum())
 
@@ -173,7 +168,7 @@ def test_min_skill_keeps_tables_that_teach(classes):
         prior = build_prior("mix_scm", components=components, min_skill=min_skill)
         tables = [prior.sample(TableSpec(150, 75, 5, classes), (3, i)) for i in range(40)]
         sources[min_skill] = [table.source[0] for table in tables]
-        return [trees_of(table, "other").grow(25).skill() for table in tables]
+        return [trees_of(table, rng_at("other")).grow_to(25).skill() for table in tables]
 
     sources: dict[float, list[str]] = {}
     all_tables, filtered = skills(0.0), skills(0.5)

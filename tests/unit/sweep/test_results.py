@@ -311,7 +311,7 @@ def test_tables_are_shared_unless_what_decides_them_differs():
     config = compose(["experiment=smoke"])
     (stage,) = config.curriculum.stages.values()
     others = {"schedule": "constant", "fresh_optimizer": False, "frozen": ["row"]}
-    others |= {"checkpoint_rows": 7, "col_attention_fp32": True}
+    others |= {"checkpoint_rows": 7, "col_attention_fp32": True, "schedule_options": {"power": 2}}
     same = "with the same seed, all points are trained on identical tables"
     specs = [group.spec for group in plan_step(config.curriculum, config.model, 0, 5).groups]
     for name in OF_LEARNING:

@@ -19,7 +19,7 @@ from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.kernels import kernels_of
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream.curriculum import plan_step
-from tabicl_train.training import compiling
+from tabicl_train.training import checks, compiling
 
 SMALL = TabICLConfig(
     embed_dim=16, col_num_blocks=1, col_num_heads=2, col_num_inducing=4, row_num_blocks=2, row_num_heads=2,
@@ -146,7 +146,7 @@ def test_dropout_and_compiling_exclude_each_other():
 
 
 def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(compiling, "problems", lambda _: [])
+    monkeypatch.setattr(checks, "compiler_problems", lambda _: [])
     settings = ("model=sequence_tiny", "prior=quantifiers", "curriculum.stages.smoke.features=[1,1]")
     settings += ("trainer.compile=true", "trainer.max_steps=1")
     train_short_run(tmp_path / "run", *settings, settings=SHORT_RUN_OF_ANY_FAMILY)

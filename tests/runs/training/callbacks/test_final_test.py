@@ -19,7 +19,7 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.run.records import Records
 from tabicl_train.run.status import read_status
 from tabicl_train.signals import watch_signals
-from tabicl_train.training.callbacks import validation
+from tabicl_train.training.callbacks import best_weights
 from tabicl_train.training.callbacks.validation import final_test_streams, validation_streams
 from tabicl_train.weights.reader import load_network, read_weights
 
@@ -163,14 +163,14 @@ def test_a_run_that_is_killed_finds_the_same_to_the_bit(folder, tmp_path):
 
 def test_only_a_gain_above_its_standard_error_replaces_the_start(folder, tmp_path):
     short = ["trainer.max_steps=2", *GAINS, f"init_weights={folder}/start"]
-    by_cluster, is_start = validation.cluster_means, iter([True])
+    by_cluster, is_start = best_weights.cluster_means, iter([True])
 
     def spread(found, part):
         """Losses that fall by less than their standard error: by -1 and by 1.01."""
         later = not next(is_start, False)
         return {key: 10 + later * (0.99 - 2 * (i % 2)) for i, key in enumerate(by_cluster(found, part))}
 
-    with mock.patch.object(validation, "cluster_means", spread):
+    with mock.patch.object(best_weights, "cluster_means", spread):
         train_on_own_rows(tmp_path / "lucky", *short)
     losses = [float(row["loss"]) for row in read_rows(tmp_path / "lucky/validation.csv")]
     assert min(losses) < losses[0]

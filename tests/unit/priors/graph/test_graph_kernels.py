@@ -15,9 +15,24 @@ def rng() -> np.random.Generator:
 
 
 def brute_distances(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
-    """x (n, N), centers (n, k) -> (k, N) in float64."""
-    x, centers, p = x.astype(np.float64), centers.astype(np.float64), float(np.float32(p))
-    return (np.abs(x[:, None, :] - centers[:, :, None]) ** p).sum(0)
+    """x (n, N), centers (n, k) -> (k, N) in float64, with the powers of rough_power."""
+    distances = np.abs(x[:, None, :] - centers[:, :, None]).astype(np.float64)
+    return rough_power(distances, float(np.float32(p))).sum(0)
+
+
+def rough_power(x: np.ndarray, p: float) -> np.ndarray:
+    """Logarithm and power interpolated linearly between powers of two."""
+    mantissa, exponent = np.frexp(np.maximum(x, 2.0**-127))
+    z = p * (exponent - 1 + 2 * mantissa - 1)
+    return 2.0 ** np.floor(z) * (1 + z - np.floor(z))
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_rough_powers_are_within_six_percent_a_power(p: float):
+    x = np.exp(np.linspace(-20, 20, 10001))
+    ratio = rough_power(x, p) / x**p
+    assert 0.942**p < ratio.min() and ratio.max() < 1.062
+    assert (np.diff(rough_power(x, p)) > 0).all()
 
 
 def draw_points(rng: np.random.Generator, n: int, size: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -30,7 +45,7 @@ def draw_points(rng: np.random.Generator, n: int, size: int, k: int) -> tuple[np
     return x, centers
 
 
-def assert_nearest(index: np.ndarray, distances: np.ndarray, rtol: float = 1e-5):
+def assert_nearest(index: np.ndarray, distances: np.ndarray, rtol: float = 1e-4):
     chosen = distances[index, np.arange(distances.shape[1])]
     np.testing.assert_array_less(chosen, distances.min(0) * (1 + rtol) + 1e-30)
 
@@ -41,16 +56,10 @@ def test_nearest_centers_are_nearest(rng, p: float):
         x, centers = draw_points(rng, n, size, k)
         exact = brute_distances(x, centers, p)
         flat = np.ascontiguousarray(centers.T)
-        indices = [
-            kernels.nearest_centers_narrow(x, flat, np.float32(p)),
-            nearest_centers(x, flat, p),
-        ]
-        if n > kernels.HEAD:
-            indices.append(kernels.nearest_centers_wide(x, flat, np.float32(p)))
-        for index in map(np.asarray, indices):
-            assert index.dtype == np.int64 and index.shape == (size,)
-            assert_nearest(index, exact, rtol=1e-3 + 2e-4 * p)
-            assert (index != k - 1).all()  # it equals center 0, which comes first
+        index = nearest_centers(x, flat, p)
+        assert index.dtype == np.int64 and index.shape == (size,)
+        assert_nearest(index, exact)
+        assert (index != k - 1).all()  # it equals center 0, which comes first
 
 
 def test_nearest_centers_of_a_long_table_with_few_different_rows_are_nearest(rng):

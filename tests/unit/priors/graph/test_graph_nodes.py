@@ -88,7 +88,7 @@ def test_plans_hold_what_the_columns_need_the_target_first(preset: str, max_clas
         position = has_target.index(True)
         assert {node.index for node in plan.nodes[: position + 1]} == reach[plan.nodes[position].index]
         assert is_connected(plan)
-        pruned += len(reach) < plan.graph_nodes
+        pruned += len(reach) < len(plan.parents)
 
         assert sorted(column.index for _, column in columns_of(plan)) == [TARGET, *range(8)]
         for node in plan.nodes:
@@ -101,7 +101,7 @@ def test_plans_hold_what_the_columns_need_the_target_first(preset: str, max_clas
             modes.add(target.cardinality)
         assert_readable(plan, max_classes)
 
-    sizes = [plan.graph_nodes for plan in plans(preset, max_classes)]
+    sizes = [len(plan.parents) for plan in plans(preset, max_classes)]
     assert min(sizes) == 2
     assert 25 < max(sizes) <= 32
     assert pruned > 100
