@@ -62,7 +62,7 @@ def prior_class(name: str) -> type[Prior]:
 
     cls = register[name]
     if not isinstance(cls, type) or not issubclass(cls, Prior):
-        raise PriorError(f"the prior {name} = {cls!r} is no subclass of priors.Prior")
+        raise PriorError(f"the prior {name} = {cls!r} is not a subclass of priors.Prior")
     return cls
 
 

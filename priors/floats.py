@@ -88,7 +88,7 @@ def exponential(x):
 
 @njit(inline="always")
 def log2_of(x):
-    """log2(x) for float32 x > 0, with an absolute error of 1e-7 beside that of rounding; -127 for x = 0."""
+    """log2(x) for float32 x > 0, with an absolute error of 1e-7 in addition to rounding; -127 for x = 0."""
     bits = bits_of(x)
     exponent = (bits - np.int32(0x3F3504F3)) >> np.int32(23)  # leaves a mantissa in [sqrt(1/2), sqrt(2))
     t = float_of(bits - (exponent << np.int32(23))) - np.float32(1.0)

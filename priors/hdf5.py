@@ -518,7 +518,7 @@ def plain_dataset(file: Any, name: str, path: str, kinds: str = NUMBERS, count: 
     name, path : str
         What is looked for, and what messages call the file.
     kinds : str
-        Kinds of NumPy types, of which its values must be.
+        Kinds of NumPy types that its values may have.
     count : int, optional
         How many values it must have; a file of a few bytes can say that it has 2^40.
 
@@ -628,7 +628,7 @@ def sizes_of_tables(file: Any, path: str, T: int, most_rows: int, most_features:
     T : int
         How many tables it has.
     most_rows, most_features : int
-        Limits of their sizes, which are those of tables of which the file does not say them.
+        Limits of their sizes; a table without a size in the file has these.
 
     Raises
     ------

@@ -91,7 +91,7 @@ class MixSCM(Prior):
             if name not in self.components:
                 near = closest(name, self.components)
                 advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.priors)}"
-                problems.append(f"{name!r} is no component of the mixture; {advice}")
+                problems.append(f"{name!r} is not a component of the mixture; {advice}")
             elif not 0 <= share < float("inf"):
                 problems.append(f"the share of {name} is {share}; it must be a number, 0 or more")
         if not problems and mix and sum(mix.values()) == 0:

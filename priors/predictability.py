@@ -31,8 +31,8 @@ MAX_DEPTH = 6
 NODES = 2 ** (MAX_DEPTH + 1) - 1  # of a tree; the children of node k are 2 k + 1 and 2 k + 2
 LEAST_VARIANCE = 0.5  # of the rows that have a prediction; that of all rows is 1
 SKILL_TREES = 12  # 0.25 ms for a table of 120 rows
-# After half of the trees, a table is decided whose skill is farther than this above the least one, or far below it: 7
-# of 10 tables, of which 1 % are decided otherwise than by all trees.
+# After half of the trees, a table is decided if its skill is farther than this above the least one, or far below it.
+# These are 7 of 10 tables, and all trees would decide 1 % of them otherwise.
 FIRST_SKILL_TREES = 6
 FAR_ABOVE = 0.1
 

@@ -62,7 +62,7 @@ class Prior:
         spec : TableSpec
             What is asked for.
         seed : tuple of int
-            The table's address and the number of the attempt, of which the plan is a pure function.
+            The table's address and the number of the attempt; the plan is a pure function of them.
 
         Returns
         -------
@@ -161,7 +161,7 @@ class Prior:
         return self
 
     def import_loops(self) -> None:
-        """Import the compiled loops with which tables are drawn, before workers are forked, which share them."""
+        """Import the compiled loops that draw tables, before workers are forked, so that these share them."""
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table with its plan, or raise Rejected; seed: the table's address and the number of the attempt."""
@@ -270,7 +270,7 @@ def advice_on(reason: str, spec: TableSpec) -> str:
                 "labeled share toward one half, or lower max_classes"
             )
         case "unpredictable":
-            return "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off"
+            return "the filter of unpredictable tables rejects all of them: raise num_rows or switch the filter off"
         case "skill":
             return "nothing learns as much as min_skill asks for: raise num_rows, or lower min_skill"
         case "classes":

@@ -79,7 +79,7 @@ def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random
             columns = pick_columns(X.shape[1], column_share, rng)
             missing[start : start + length, columns] = True
     else:
-        # Single cells of some columns, all as likely, or by the rank of their own value or of one beside them.
+        # Single cells of some columns, all as likely, or by the rank of their own value or of another one in their row.
         columns = pick_columns(X.shape[1], column_share, rng)
         rates = (rate * rng.uniform(0.5, 1.5, (len(columns), 1))).astype(np.float32)
         if mechanism == "by its own value":

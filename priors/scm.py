@@ -161,7 +161,7 @@ class Category:
 
     column: int
     levels: int  # at most
-    order: str  # of the codes beside the values: "ascending", "descending" or "shuffled"
+    order: str  # of the codes compared with the values: "ascending", "descending" or "shuffled"
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class TableSpec:
         if len(X) == N and X.ndim == 2 and 1 <= X.shape[1] <= M and y.shape == (N,) and train_size == n:
             return
         found = f"features {tuple(X.shape)}, a target {tuple(y.shape)} and {train_size} labeled rows"
-        asked = f"it was asked for features ({N}, {M}), of which some columns may be absent, and {n} labeled rows"
+        asked = f"it was asked for features ({N}, {M}), some of which may be missing, and {n} labeled rows"
         raise PriorError(f"the prior {type(prior).__name__} has drawn {found}; {asked}")
 
     def check(self) -> None:

@@ -36,7 +36,7 @@ extensions = [
 ]
 root_doc = "README"
 include_patterns = [
-    *("*.md", "configs/**.md", "launch/**.md", "priors/**.md", "tabicl_train/**.md"),
+    *("*.md", "configs/**.md", "launch/**.md", "priors/**.md", "tabicl_train/**.md", "tests/*.md"),
     *("launch/docs/**.rst", "launch/docs/*.ipynb"),
 ]
 exclude_patterns = [".*", "build", "dist", "runs", "outputs", "wandb", "**/__pycache__"]

@@ -30,7 +30,7 @@ FIXED = (
 )
 KINDS = ("fixed",) * 4 + ("relu_power", "signed_power")
 PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "integer_power")
-# Functions of single values, with which `apply` is called by their number here
+# Functions of single values, which `apply` takes by their number here
 SMOOTH = (
     *("tanh", "elu", "selu", "silu", "softplus", "gauss", "exp", "sin", "log_abs", "sigmoid", "logsigmoid"),
     *("relu_power", "signed_power"),

@@ -56,7 +56,7 @@ def format_problems(separator: str, decimal: str, missing_words: Sequence[Any]) 
     for word in missing_words:
         if not isinstance(word, str):
             problems.append(
-                f"missing_words has {word!r}, which is no text: put quotes around it, missing_words=['...']"
+                f"missing_words has {word!r}, which is not text: put quotes around it, missing_words=['...']"
             )
     return problems
 

@@ -61,7 +61,7 @@ def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
         raise PriorError(f"{path} cannot be read any more: {error}") from None
     if blake2b(content, digest_size=16).hexdigest() != entry.hash:
         raise PriorError(
-            f"{path} has changed since it was indexed, and draws from it would be others than before: "
+            f"{path} has changed since it was indexed, so its draws would differ from earlier ones: "
             "restore it, or `touch` it and begin another run"
         )
     return read_table(content, entry.path, entry.form, entry.targets).columns
@@ -123,7 +123,7 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
     rows = rng.choice(rows_with_value(values), spec.num_rows, replace=False)
     train_size = spec.train_size
 
-    # The target: numbers, or classes in random order, of which labeled and query rows have the same.
+    # The target: numbers, or classes in random order, the same in labeled and query rows.
     if spec.max_classes == 0:
         y = standardize_target(torch.from_numpy(values[rows]))
         num_classes = 0

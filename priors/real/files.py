@@ -508,7 +508,7 @@ def read_csv(
         na_values=["", *own_words],
     )
 
-    # Targets: beside numbers, a word such as NA means a missing value, otherwise it may be a class.
+    # Targets: among numbers, a word such as NA means a missing value, otherwise it may be a class.
     if targets is None:
         targets = [guess_target(list(frame), frame.columns[-1])]
     for name in targets:
@@ -531,7 +531,7 @@ def read_csv(
 
 
 def inexact(frame: pd.DataFrame) -> list[str]:
-    """Return columns of numbers of which pandas has made floats, or of more than 63 bits texts, for a missing value."""
+    """Return columns of integers that a missing value has made floats, or texts if they have more than 63 bits."""
     names: list[str] = []
     if not frame.columns.is_unique:  # which is refused
         return names
@@ -755,7 +755,7 @@ def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, i
     if len(names) > 1:  # below the last row they do no harm
         blanks = [number for number in blanks if number < last]
     if blanks:
-        meaning = "count as no rows" if len(names) > 1 else "count as rows with a missing value"
+        meaning = "are not rows" if len(names) > 1 else "count as rows with a missing value"
         reading.remarks.append(f"its blank lines {meaning}: {len(blanks)}, the first one is line {blanks[0]}")
     check_size(rows, len(names))
     return rows, len(names)

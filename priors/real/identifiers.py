@@ -71,7 +71,7 @@ def identifying_texts(name: str, column: pd.Series) -> str | None:
     texts = column.dropna().astype(object)
     if pd.api.types.infer_dtype(texts) != "string":
         return None
-    if resemblance(texts) is not None:  # numbers or dates, of which there is another warning
+    if resemblance(texts) is not None:  # numbers or dates, which have a warning of their own
         return None
     return "texts that differ from row to row"
 

@@ -387,7 +387,7 @@ def resemblance(texts: pd.Series) -> str | None:
     distinct = pd.Series(texts.dropna().unique()).astype(str)
     are_numbers = pd.to_numeric(distinct, errors="coerce").notna()
     if are_numbers.mean() >= 0.5:
-        return f"numbers beside the text {distinct[~are_numbers].iloc[0]!r}; leave such values empty"
+        return f"numbers mixed with the text {distinct[~are_numbers].iloc[0]!r}; leave such values empty"
     otherwise = distinct.str.fullmatch(OTHER_NUMBERS) & ~are_numbers
     if otherwise.any() and (are_numbers | otherwise).mean() >= 0.5:
         example = distinct[otherwise].iloc[0]
@@ -397,7 +397,7 @@ def resemblance(texts: pd.Series) -> str | None:
     if are_early_or_late.any() and (are_times | are_early_or_late).all():
         return f"dates such as {distinct[are_early_or_late].iloc[0]!r}: {YEARS}; leave such values empty"
     if are_times.any():
-        return f"dates such as {distinct[are_times].iloc[0]!r} beside the text {distinct[~are_times].iloc[0]!r}"
+        return f"dates such as {distinct[are_times].iloc[0]!r} mixed with the text {distinct[~are_times].iloc[0]!r}"
     if distinct.str.fullmatch(OTHER_DATES).all():
         return f"dates that are not in the ISO format, such as {distinct.iloc[0]!r}; write 2024-01-31"
     return None

@@ -114,7 +114,7 @@ class RealTask:
         if not self.has_classes(facts):
             return f"its target {self.target!r} has {facts.distinct} different texts in {facts.known} rows"
         if len(self.columns) < 2:
-            return "it has no column beside its target"
+            return "it has no column other than its target"
         return None
 
 

@@ -1,6 +1,6 @@
 """What tabicl-compare is given: words become arms, and arms get their scores.
 
-A word is a network or several, which are scored first; a baseline, scored beside the first of them; or a CSV file of an
+A word is a network or several, which are scored first; a baseline, scored with the first of them; or a CSV file of an
 earlier evaluation. Those of a sweep are in sweep/arms.py.
 """
 
@@ -61,7 +61,7 @@ def arms_of(word: str, is_alone: bool = False) -> list[Arm]:
 
 @functools.cache
 def baseline_names() -> frozenset[str]:
-    """Return the names of the baselines, and of the other methods of which the package has stored scores."""
+    """Return the names of the baselines, and of the other methods whose scores the package has."""
     methods = {*BASELINES, *NUMBER_BASELINES}
     for paths in STORED_SCORES.values():
         for path in paths:
@@ -261,7 +261,7 @@ def reason_to_score_again(folder: Path, name: str, checkpoint: str, content: Map
             continue  # of a network with a longer name
         before = Records(folder).json(f"{path.stem}.json")
         if before is None:
-            reasons.append([f"what decided {path.name} is not known"])
+            reasons.append([f"it is not known how {path.name} was made"])
         elif before.pop("checkpoint", None) == checkpoint:
             reasons.append(identity_changes(before, content))
     nearest = min(reasons, key=len, default=[])

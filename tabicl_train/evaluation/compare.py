@@ -55,7 +55,7 @@ class Arm:
     paths : dict
         The networks to score, by seed as well.
     parts : tuple of Arm
-        The arms of which it is the mean.
+        The arms whose mean it is.
     is_trained : bool
         False for a baseline, which has no trained range.
     listed : tuple of str
@@ -75,7 +75,7 @@ class Arm:
         return None not in self.scores
 
     def frame(self, seed: Hashable) -> pd.DataFrame:
-        """Return its scores with a seed; without seeds, they are the same beside every seed of another arm."""
+        """Return its scores with a seed; without seeds, they are the same for every seed of another arm."""
         return self.scores[seed if self.has_seeds else None]
 
 
@@ -107,7 +107,7 @@ class Paired:
             for seed in self.seeds:
                 frame = arm.frame(seed)
                 if metric not in frame or not pd.api.types.is_numeric_dtype(frame[metric]):
-                    raise ConfigError([f"metric is {metric!r}, of which {arm.name} has no scores"])
+                    raise ConfigError([f"metric is {metric!r}, for which {arm.name} has no scores"])
                 columns[arm.name, seed] = frame.loc[self.index, metric]
         by_split = pd.DataFrame(columns)
         # The mean over the other splits of one arm would not be paired with that of another arm.
@@ -358,7 +358,7 @@ def compare_arms(paired: Paired, metric: str, reference: str | None = None, by_s
         If no task has the metric, or there is no arm of this name.
     """
     if metric in WITHOUT_DIRECTION:
-        raise ConfigError([f"metric is {metric!r}, of which neither more nor less is better"])
+        raise ConfigError([f"metric is {metric!r}, for which neither higher nor lower is better"])
     values = paired.values(metric)
     if values.empty:
         raise ConfigError([f"metric is {metric!r}, which no task has for {joined_names(paired.arms)}"])
@@ -456,7 +456,7 @@ def rank(table: pd.DataFrame, metric: str) -> MeanRanks:
 
 
 def groups_of(names: list[str], alike: set[frozenset]) -> list[list[str]]:
-    """Return the longest runs of neighboring names of which all pairs are alike, of two or more."""
+    """Return the longest runs of two or more neighboring names whose pairs are all alike."""
     groups: list[list[str]] = []
     for start in range(len(names)):
         end = start + 1
@@ -500,7 +500,7 @@ def comparisons_as_text(paired: Paired, comparisons: Sequence[Comparison]) -> st
         parts.append("\n".join(map(one_line, spreads)))
     if len(paired.seeds) == 2 and not comparisons[0].by_seed:
         # 3,000 simulated comparisons of 20 or 75 tasks each: 87 % if seeds vary as much as tasks, 95 % if a tenth.
-        parts.append("two seeds say little of others: where seeds matter most, these intervals are of 87 % confidence")
+        parts.append("two seeds say little about others: these intervals may include the truth in only 87 % of cases")
     for each in comparisons:
         if each.ranks is not None:
             parts.append(one_line(ranks_in_words(each)))

@@ -73,8 +73,8 @@ def score_checkpoint(
 ) -> Evaluation:
     """Score a checkpoint, and write a CSV file if asked to.
 
-    The CSV file is complete after each task, and until the end NAME.unfinished beside it holds the settings of the
-    command, which must be the same to continue.
+    The CSV file is complete after each task. Until the end, NAME.unfinished in the same folder holds the settings of
+    the command, which must be the same to continue.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def members_of_method(method: str, options: EvaluateOptions) -> float:
 
 
 def begin_output(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
-    """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
+    """Return the rows that an earlier call of the same command has written, and write its `identity` next to them."""
     before = Records(output.parent).json(unfinished(output).name)
     if output.exists() and before == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
@@ -209,7 +209,7 @@ def evaluation_problems(options: EvaluateOptions) -> list[str]:
     for first, second in itertools.combinations(WRITTEN, 2):
         path = getattr(options, second)
         if None not in (getattr(options, first), path) and is_same(getattr(options, first), path):
-            problems.append(f"{second} is {path!r}, which is the {first}, too; choose another name")
+            problems.append(f"{second} is {path!r}, which is also the {first}; choose another name")
     problems += output_problems("figure", options.figure) or existing_problems(
         "figure", options.figure, options.overwrite
     )
@@ -229,7 +229,7 @@ def split_problems(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
     problems = []
     limits = [task.most_splits for task in tasks if task.most_splits is not None]
     if options.splits is not None and limits and options.splits > min(limits):
-        problems.append(f"splits is {options.splits}; a task of suite={options.suite} has {min(limits)}")
+        problems.append(f"splits is {options.splits}; a task of suite={options.suite} has only {min(limits)}")
     if options.rows is not None and not all(task.takes_rows for task in tasks):
         problems.append(f"rows is {options.rows}; suite={options.suite} has its own numbers of rows")
     return problems
@@ -257,7 +257,7 @@ def competitors(network: Network, n_estimators: int, tabicl_weights: str | None)
     if tabicl_weights is not None:
         tabicl_package(tabicl_weights, n_estimators, numbers)
         if read_weights(tabicl_weights).config.is_regression != numbers:
-            kinds = "classes, and the checkpoint numbers" if numbers else "numbers, and the checkpoint classes"
+            kinds = "classes, but the checkpoint numbers" if numbers else "numbers, but the checkpoint classes"
             raise ConfigError([f"tabicl_weights is {tabicl_weights!r}; it predicts {kinds}"])
         if is_run_checkpoint(load_checkpoint(tabicl_weights)[1]):
             export = shlex.join(["tabicl-export", f"checkpoint={tabicl_weights}", "output=FILE.ckpt"])

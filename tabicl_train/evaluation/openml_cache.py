@@ -8,8 +8,8 @@ org/openml/www/tasks/ID/datasplits.arff         labeled and query rows of each r
 org/openml/www/datasets/ID/description.xml      name, and columns that are no features
 org/openml/www/datasets/ID/dataset_ID.pq        the table, or dataset.arff
 
-The package itself is only used for downloads: when it reads the folder, it unpickles files beside these, which runs
-code of whoever made them, and it deletes the files of a task that it cannot read.
+The package itself is only used for downloads: when it reads the folder, it also unpickles other files there, which
+runs code of whoever made them, and it deletes the files of a task that it cannot read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass
 class FoldedTask(Task):
-    """A table with fixed folds, of which `splits` yields as many as are asked for."""
+    """A table with fixed folds; `splits` yields as many of them as are asked for."""
 
     folds: list[Fold]
     usual_splits: int
@@ -202,8 +202,8 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
         found.append(source)
 
     if not found:
-        kinds = "classes, and the network numbers" if numbers else "numbers, and the network classes"
-        raise ConfigError([f"tasks is {tasks!r}, all of which predict {kinds}"])
+        kinds = "classes, but the network predicts numbers" if numbers else "numbers, but the network predicts classes"
+        raise ConfigError([f"tasks is {tasks!r}, whose targets are all {kinds}"])
     if others and protocol is None:
         info(f"{counted(others, 'task')} of the other kind left out: the network predicts {kind_name(numbers)}")
     return found
@@ -286,7 +286,7 @@ def read_openml_task(place: Path, task: int) -> tuple[int, str, str]:
         raise ConfigError([f"{path} names no data set"])
     number = data.findtext(f"{TAG}data_set_id", "")
     if not number.strip().isdecimal():
-        raise ConfigError([f"{path} names the data set {number!r}, which is no number"])
+        raise ConfigError([f"{path} names the data set {number!r}, which is not a number"])
     return int(number), data.findtext(f"{TAG}target_feature", ""), kind
 
 

@@ -85,7 +85,7 @@ def steps(rng: np.random.Generator, rows: int, number: int = 8) -> tuple[Columns
 
 
 def near_duplicates(rng: np.random.Generator, rows: int, copies: int = 5) -> tuple[Columns, np.ndarray]:
-    """Return the signal of `two_relevant` for two hidden columns, of which the table has slightly different copies."""
+    """Return the signal of `two_relevant` for two hidden columns; the table has slightly different copies of both."""
     hidden = rng.standard_normal((rows, 2))
     X = np.repeat(hidden, copies, axis=1) + 0.05 * rng.standard_normal((rows, 2 * copies))
     return numbered(X), line_and_parabola(*hidden.T)

@@ -189,8 +189,8 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         A row per method. Of classification CLASS_METRICS, and normalized_accuracy, which is 0 for the worst method on a
         task and 1 for the best (1 for all if they are equal). Of regression r2 and r2_median (R2 below 0 counts as 0),
-        relative_rmse (RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as
-        it), pinball, width and coverage, with coverage_low and coverage_high, its 95 % confidence interval over tasks.
+        relative_rmse (RMSE divided by that of the best method of the task, both at least LEAST_RMSE), pinball,
+        width and coverage, with coverage_low and coverage_high, its 95 % confidence interval over tasks.
     """
     if "roc_auc" in results:
         summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in CLASS_METRICS})

@@ -326,7 +326,7 @@ def sources(
     names = Counter(source.name for source in found)
     repeated = [name for name, count in names.items() if count > 1]
     if repeated:
-        raise ConfigError([f"suite={suite} has two tasks of the name {repeated[0]!r}"])
+        raise ConfigError([f"suite={suite} has two tasks called {repeated[0]!r}"])
     return found
 
 
@@ -381,7 +381,7 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     frame = frame[counts >= MIN_CLASS_ROWS].reset_index(drop=True)
     classes, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
     if alike := differing_by_spaces(classes):
-        print_above_bar(f"{name}: {target!r} has classes that differ by spaces alone: {alike}")
+        print_above_bar(f"{name}: {target!r} has classes that differ only by spaces: {alike}")
     if y.max(initial=0) == 0:
         raise ConfigError([f"{target} has fewer than two classes with at least {MIN_CLASS_ROWS} rows"])
     return Task(name, make_features(frame), y)
@@ -472,7 +472,7 @@ def sources_of_table(
     numbers : bool
         Whether the targets are numbers.
     is_folder : bool
-        Whether the items are files beside the table. Their columns may be misread, of which the sources warn.
+        Whether the items are files next to the table. Their columns may be misread; the sources warn of that.
 
     Returns
     -------
@@ -516,7 +516,7 @@ def sources_of_table(
         if unknown:
             raise ConfigError([f"{table}: {row['item']} has no column {', '.join(unknown)}"])
         if len(kept) < 2:
-            raise ConfigError([f"{table}: {row['item']} has no column beside {row['target']}"])
+            raise ConfigError([f"{table}: {row['item']} has no column other than {row['target']}"])
         frame = frame.drop(columns=list(drop))
         for name, values in frame.items():
             kind = nested_type(values)

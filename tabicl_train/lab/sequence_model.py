@@ -227,7 +227,7 @@ class SequenceModel(Network):
         kind = torch.float32 if self.config.is_regression else torch.int64
         if pack.X.dtype != torch.float32 or pack.y.dtype != kind:
             name = str(kind).removeprefix("torch.")
-            raise ValueError(f"X must be float32 and labels {name}, are {pack.X.dtype} and {pack.y.dtype}")
+            raise ValueError(f"X is {pack.X.dtype} and y {pack.y.dtype}; they must be float32 and {name}")
         for N, _, M in pack.shapes:
             problem = self.size_problem(self.config, N, M)
             if problem:

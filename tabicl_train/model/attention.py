@@ -123,7 +123,7 @@ def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention:
 def refuse_capture() -> None:
     """Raise RuntimeError while a CUDA graph is captured, whose replays would attend within the sequences of now."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("attention takes several launches, of other numbers of sequences in each step")
+        raise RuntimeError("attention takes several launches, whose sequences differ in number from step to step")
 
 
 def launches(spans: Spans, num_heads: int, head_dim: int) -> list[tuple[int, int, int]]:

@@ -166,7 +166,8 @@ class TabICLConfig:
         heads = self.row_num_heads
         if heads >= 1 and self.embed_dim % heads == 0 and self.embed_dim // heads % 2:
             problems.append(
-                f"embed_dim / row_num_heads is {self.embed_dim // heads}; it must be even: rotary embedding turns pairs"
+                f"embed_dim / row_num_heads is {self.embed_dim // heads}; it must be even, since rotary embedding "
+                "rotates pairs"
             )
         return problems
 
@@ -294,7 +295,7 @@ def family_of(config: "NetworkConfig") -> "type[Network]":
     name = family_name(type(config))
     if name not in register.network or register.network[name].settings is not type(config):
         known = ", ".join(register.network)
-        raise ConfigError([f"{type(config).__name__} is not the settings of a registered network; there are {known}"])
+        raise ConfigError([f"{type(config).__name__} has the settings of no registered network; there are {known}"])
     return register.network[name].network
 
 

@@ -103,8 +103,8 @@ class Pack:
         """
         if X.dim() != 3 or y_train.dim() != 2 or X.shape[0] != y_train.shape[0] or 0 in X.shape:
             raise ValueError(
-                "X must be (tables, rows, features) and y_train (tables, labeled rows), "
-                f"are {tuple(X.shape)} and {tuple(y_train.shape)}"
+                f"X has the shape {tuple(X.shape)} and y_train {tuple(y_train.shape)}; "
+                "they must be (tables, rows, features) and (tables, labeled rows)"
             )
         B, N, M = X.shape
         n = y_train.shape[1]

@@ -78,7 +78,7 @@ def attention_layers(network: Network) -> dict[str, Attention]:
     layers = dict(network.named_attentions())
     if not layers:
         name = type(network).__name__
-        raise ConfigError([f"{name} names no attention layers; its method named_attentions would yield them"])
+        raise ConfigError([f"{name} names no attention layers; its method named_attentions must yield them"])
     return layers
 
 

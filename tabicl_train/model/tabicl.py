@@ -415,13 +415,13 @@ class TabICL(Network):
         kind = torch.float32 if regression else torch.int64
         if pack.X.dtype != torch.float32 or pack.y.dtype != kind:
             name = str(kind).removeprefix("torch.")
-            raise ValueError(f"X must be float32 and labels {name}, are {pack.X.dtype} and {pack.y.dtype}")
+            raise ValueError(f"X is {pack.X.dtype} and y {pack.y.dtype}; they must be float32 and {name}")
         for N, n, _ in pack.shapes:
             if not 1 <= n < N:
-                raise ValueError(f"of {N} rows {n} are labeled; at least one row must be, and one must not")
+                raise ValueError(f"{n} of {N} rows are labeled; there must be a labeled row and a query row")
         if regression or pack.y.device.type != "cpu":
             return
         if not 0 <= pack.y.min() <= pack.y.max() < self.config.max_classes:
             raise ValueError(
-                f"labels must be in 0..{self.config.max_classes - 1}, are in {pack.y.min()}..{pack.y.max()}"
+                f"labels are in {pack.y.min()}..{pack.y.max()}; they must be in 0..{self.config.max_classes - 1}"
             )

@@ -18,7 +18,7 @@ __all__ = ["attention_weights"]
 def attention_weights(network: Network, X: Any, y: Any) -> dict[str, np.ndarray]:
     """Return the weights of the labeled rows in each attention layer in which rows are keys.
 
-    N rows, of which the first n are labeled, M features, G feature groups (of most networks as many as features),
+    N rows, the first n of them labeled, M features, G feature groups (in most networks as many as features),
     I inducing points, H heads.
 
     Parameters

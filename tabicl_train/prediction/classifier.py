@@ -136,7 +136,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
             check_classification_targets(y)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
         if alike := differing_by_spaces(self.classes_):
-            warnings.warn(f"y has classes that differ by spaces alone: {alike}", stacklevel=2)
+            warnings.warn(f"y has classes that differ only by spaces: {alike}", stacklevel=2)
         self._prepare(X, len(self.classes_))
         if isinstance(self.softmax_temperature, str):  # "auto"
             self.softmax_temperature_ = self._best_temperature(X)

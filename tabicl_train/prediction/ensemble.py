@@ -406,7 +406,7 @@ class Ensemble(BaseEstimator):
         self._validate_params()
         methods = self._norm_methods
         if not methods or any(method not in NORM_METHODS for method in methods):
-            raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
+            raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be any of {', '.join(NORM_METHODS)}")
         if self.device is not None:
             try:
                 torch.empty(0, device=self.device)
@@ -454,7 +454,7 @@ class Ensemble(BaseEstimator):
             try:
                 self._move()
             except (AssertionError, RuntimeError) as error:  # torch has no such device
-                warnings.warn(f"device={self.device!r} is not here, so the CPU is used: {error}", stacklevel=2)
+                warnings.warn(f"device={self.device!r} is not available, so the CPU is used: {error}", stacklevel=2)
                 self.device_ = torch.device("cpu")
 
     def __sklearn_tags__(self):
@@ -469,7 +469,7 @@ def is_date_or_decimal(dtype: Any) -> bool:
 
 
 def refuse_complex(values: Any, name: str) -> None:
-    """Raise ValueError for complex numbers, of which pandas would drop the imaginary parts.
+    """Raise ValueError for complex numbers, whose imaginary parts pandas would drop.
 
     scikit-learn's message, which is about arrays only, has the whole array in it.
     """
@@ -520,7 +520,7 @@ def load_or_copy(model: str | Path | Network, regression: bool) -> Network:
         weights = network.state_dict()
         problem = state_dict_problem(weights) or non_finite(weights)
         if problem is not None:  # as for files
-            raise ConfigError([f"model: {problem}; take others, such as an earlier checkpoint of the run"])
+            raise ConfigError([f"model: {problem}; use other weights, such as an earlier checkpoint of the run"])
     else:
         try:
             network = load_model(resolve(model, regression))

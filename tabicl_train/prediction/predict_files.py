@@ -81,7 +81,7 @@ def predict_files(options: PredictOptions) -> None:
         targets, names = classes_of(y, options)
         for name in names:
             if options.target == f"probability_{name}":
-                problem = f"target is {options.target!r}, which is the output's column for the class {str(name)!r}, too"
+                problem = f"target is {options.target!r}, which is also the output's column for the class {str(name)!r}"
                 raise ConfigError([f"{problem}: rename the column in {options.train}"])
         what = counted(len(names), "class")
     columns = counted(X.shape[1], "column")
@@ -114,7 +114,8 @@ def predict_files(options: PredictOptions) -> None:
     # The file.
     result = pd.concat(parts)
     if not np.isfinite(result.select_dtypes("number")).all(axis=None):
-        raise ConfigError([f"checkpoint is {options.checkpoint!r}; its predictions are not finite, nothing is written"])
+        problem = f"checkpoint is {options.checkpoint!r}; its predictions are not finite, so nothing is written"
+        raise ConfigError([problem])
     try:
         write_atomically(output, lambda file: file.write(result.to_csv(index=False).encode()))
     except OSError as error:
@@ -179,7 +180,7 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
     y = train[options.target]
     X = train.drop(columns=[options.target, *options.drop, *nameless])
     if X.shape[1] == 0:
-        raise ConfigError([f"{options.train} has no column beside {options.target!r}"])
+        raise ConfigError([f"{options.train} has no column other than {options.target!r}"])
     if len(test) == 0:
         raise ConfigError([f"{options.test} has no rows"])
     missing = [str(name) for name in X if name not in test]
@@ -235,9 +236,9 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
         raise ConfigError([f"{name}: {error}"]) from None
     facts = column_facts(options.target, kind, column)
     if kind == "time":
-        raise ConfigError([f"{name} has times, which are not predicted"])
+        raise ConfigError([f"{name} has times, which cannot be predicted"])
     if kind == "category" and options.task == "regression":
-        held = "whole numbers that float64 does not tell apart" if reads_as_numbers(y) else "text"
+        held = "whole numbers that float64 cannot tell apart" if reads_as_numbers(y) else "text"
         raise ConfigError([f"task is 'regression', but {name} holds {held}, such as {column[0]!r}"])
     if kind == "category" and facts.distinct > facts.known / 2:
         raise ConfigError([f"{name} has {facts.distinct} different texts in {counted(facts.known, 'row')}"])
@@ -302,7 +303,7 @@ def classes_of(y: pd.Series, options: PredictOptions) -> tuple[np.ndarray, np.nd
             ways = ", ".join(map(repr, texts_of_class[name]))
             info(f"warning   {options.target!r} has a class that is written in several ways: {ways}")
     if not is_number and (alike := differing_by_spaces(order)):
-        info(f"warning   {options.target!r} has classes that differ by spaces alone: {alike}")
+        info(f"warning   {options.target!r} has classes that differ only by spaces: {alike}")
     first_texts = [texts_of_class[name][0] for name in order]
     names = [text.strip() for text in first_texts] if is_number else first_texts
     return texts.map(number_of_text).to_numpy(), np.array(names, object)

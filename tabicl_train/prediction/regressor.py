@@ -174,12 +174,13 @@ def refuse_other_targets(y: Any) -> None:
     kind = pd.api.types.infer_dtype(values, skipna=True)
     if kind in ("datetime64", "datetime", "date", "time", "period"):
         raise ValueError(
-            "y has dates or times, which are not predicted; make them numbers first, such as days: "
+            "y has dates or times, which cannot be predicted; convert them to numbers first, such as days: "
             "(y - y.min()) / pd.Timedelta(days=1)"
         )
     if kind in ("timedelta64", "timedelta"):
         raise ValueError(
-            "y has durations, which are not predicted; make them numbers first, such as days: y / pd.Timedelta(days=1)"
+            "y has durations, which cannot be predicted; convert them to numbers first, such as days: "
+            "y / pd.Timedelta(days=1)"
         )
 
 

@@ -184,7 +184,7 @@ def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, 
             spec.check_sizes(table.X, table.y, table.train_size, prior)
         low, high = table.y.min().item(), table.y.max().item()
         if max_classes and not 0 <= low <= high < max_classes:
-            raise ValueError(f"labels lie in {low}..{high}; they must lie in 0..{max_classes - 1}")
+            raise ValueError(f"labels are in {low}..{high}; they must be in 0..{max_classes - 1}")
         return table
     except Exception as error:
         error.add_note(f"while drawing table {index} of step {step}, seed {seed}: {spec}")

@@ -95,7 +95,7 @@ def test_texts_that_differ_by_spaces_are_named_once(monkeypatch, capfd):
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
     example = TEST["group"][5]
     assert said == [
-        "warning   'label' has classes that differ by spaces alone: 'no', 'no '",
+        "warning   'label' has classes that differ only by spaces: 'no', 'no '",
         f"warning   X has values unlike the others of their columns: 'group' ('{example} ' and most others were not in "
         f"fit; the nearest one that was is '{example}'); they are treated as missing",
     ]
@@ -254,9 +254,9 @@ def test_few_numbers_are_classes_unless_the_user_or_the_network_says_otherwise(m
         (["target=price", "checkpoint=mini-classifier"], "has numbers; task=classification takes them for classes"),
         (
             ["target=probability_yes", "train=probability.csv"],
-            "target is 'probability_yes', which is the output's column for the class 'yes', too: rename the column in",
+            "target is 'probability_yes', which is also the output's column for the class 'yes': rename the column in",
         ),
-        (["target=day"], "the target 'day' of train.csv has times, which are not predicted"),
+        (["target=day"], "the target 'day' of train.csv has times, which cannot be predicted"),
         (["target=label", "test=none.csv"], "none.csv cannot be read: No such file or directory"),
         (["target=label", "test=broken.csv"], "broken.csv cannot be read: unexpected end of data"),
         (["target=label", "output=out.txt"], "output is 'out.txt'; it must be a .csv file"),
@@ -293,5 +293,5 @@ def test_predictions_that_are_not_finite_are_not_written(monkeypatch, capfd):
     monkeypatch.setattr(predict_files, "output_columns", spoiled)
     assert predict(monkeypatch, "target=label") == 2
     line = capfd.readouterr().err.splitlines()[-1]
-    assert line == "error: checkpoint is 'mini'; its predictions are not finite, nothing is written"
+    assert line == "error: checkpoint is 'mini'; its predictions are not finite, so nothing is written"
     assert not Path("out.csv").exists()

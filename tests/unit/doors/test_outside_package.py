@@ -59,7 +59,7 @@ def test_an_installed_package_brings_its_prior_and_configurations(package, entry
     ("group", "entry", "setting", "words"),
     [
         ("priors", "sums = missing:Sums", "prior=sums", "sums = 'missing:Sums' cannot be loaded: ModuleNotFoundError"),
-        ("priors", "sums = json:loads", "prior=sums", "the prior sums = <function loads at .* is no subclass"),
+        ("priors", "sums = json:loads", "prior=sums", "the prior sums = <function loads at .* is not a subclass"),
         ("priors", "mlp_scm = json:loads", "prior=mlp", "mlp_scm of the package broken .* two priors are called"),
         ("configs", "own = nowhere.configs", "experiment=own", "own of the package broken cannot be imported: Module"),
     ],

@@ -49,7 +49,7 @@ def test_a_suite_lists_its_tasks_and_reads_them_later(fresh):
     assert not of_classes[1].load(100).is_regression
     assert of_numbers[0].load(100).is_regression
     assert read == ["two", "one"]
-    with pytest.raises(ConfigError, match="suite=lines has two tasks of the name 'one'"):
+    with pytest.raises(ConfigError, match="suite=lines has two tasks called 'one'"):
         sources("lines", "one")
     with pytest.raises(ConfigError, match="there is no suite 'line'; did you mean 'lines'"):
         sources("line", None)

@@ -363,7 +363,7 @@ def test_an_input_is_not_replaced(checkpoint, tmp_path):
     for files, words in (
         (dict(output="one.csv"), "output is .* the input folder"),
         (dict(output="tasks.csv"), "output is .* the input folder"),
-        (dict(output="one.png", figure="one.png"), "figure is .*, which is the output, too"),
+        (dict(output="one.png", figure="one.png"), "figure is .*, which is also the output"),
         (dict(figure="link.png"), "figure is .* the input checkpoint"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -447,8 +447,8 @@ def test_weights_that_the_tabicl_package_cannot_use_are_refused(checkpoint, numb
     pytest.importorskip("tabicl")
     torch.save(run_content(), tmp_path / "my run.ckpt")
     for own, other, words in (
-        (numbers_checkpoint, checkpoint, "predicts classes, and the checkpoint numbers"),
-        (checkpoint, numbers_checkpoint, "predicts numbers, and the checkpoint classes"),
+        (numbers_checkpoint, checkpoint, "predicts classes, but the checkpoint numbers"),
+        (checkpoint, numbers_checkpoint, "predicts numbers, but the checkpoint classes"),
         (checkpoint, str(tmp_path / "my run.ckpt"), r"export it: tabicl-export 'checkpoint=.*' output=FILE\.ckpt$"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -114,4 +114,4 @@ def test_a_comparison_scores_again_and_says_why(made, tmp_path, monkeypatch):
     version = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: "0.9" if name == "scikit-learn" else version(name))
     said, _ = compared()
-    assert said.startswith("score     tiny.ckpt again: what decided tiny-") and said.endswith(".csv is not known")
+    assert said.startswith("score     tiny.ckpt again: it is not known how tiny-") and said.endswith(".csv was made")

@@ -64,7 +64,7 @@ def test_a_regressor_has_the_tasks_with_numbers(protocols):
     assert {"diamonds", "wine_quality"} <= {source.name for source in found}
     task = found[0].load(None)
     assert task.is_regression and task.X.shape == (60, 4)
-    with pytest.raises(ConfigError, match="tasks is 'nano', all of which predict classes, and the network numbers"):
+    with pytest.raises(ConfigError, match="whose targets are all classes, but the network predicts numbers"):
         listed(protocols, "nano", numbers=True)
 
 
@@ -206,7 +206,7 @@ def test_whether_it_is_the_protocol_of_others_is_said(protocols, checkpoint, mon
     assert openml_cache.CC18_D3.remark(None, None, 54, 55).endswith("of others: 54 of 55 tasks are scored")
     result = command("evaluate", *settings, "tasks=nano", "splits=6")
     assert result.returncode == 2
-    assert "splits is 6; a task of suite=openml has 5" in result.stderr
+    assert "splits is 6; a task of suite=openml has only 5" in result.stderr
 
 
 def test_what_is_missing_or_wrong_is_one_line(tmp_path, checkpoint):
@@ -284,7 +284,7 @@ def test_a_data_set_without_a_number_is_refused(number, tmp_path):
     write_task(tmp_path, 5, table(30, 2, 2, seed=5))
     path = tmp_path / SERVER / "tasks/5/task.xml"
     path.write_text(path.read_text().replace(">1005<", f">{number}<"))
-    with pytest.raises(ConfigError, match=rf"task\.xml names the data set '{re.escape(number)}', which is no number"):
+    with pytest.raises(ConfigError, match=rf"task\.xml names the data set '{re.escape(number)}', which is not a "):
         listed(tmp_path, "5")
 
 

@@ -105,7 +105,7 @@ def test_stored_scores_hold_every_draw(numbers):
 
 def test_options_of_probes():
     assert split_problems(EvaluateOptions(suite="probes", splits=21, rows=500), sources("probes", None)) == [
-        "splits is 21; a task of suite=probes has 20",
+        "splits is 21; a task of suite=probes has only 20",
         "rows is 500; suite=probes has its own numbers of rows",
     ]
     with pytest.raises(ConfigError, match="folder is 'x'"):

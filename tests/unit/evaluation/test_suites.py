@@ -208,7 +208,7 @@ def test_files_without_their_package_are_an_error(tmp_path, monkeypatch):
         (dict(drop="id number2"), r"data\.csv has no column number2"),
         (dict(target="id", drop=""), "id has fewer than two classes with at least 10 rows"),
         (dict(numbers=True), "label does not hold numbers, and the network predicts numbers"),
-        (dict(drop="number string group id", categorical=""), "data.csv has no column beside label"),
+        (dict(drop="number string group id", categorical=""), "data.csv has no column other than label"),
         (dict(item="nested.parquet"), "nested.parquet: the column 'group' holds values of the type list; the column"),
     ],
 )

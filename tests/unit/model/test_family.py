@@ -238,7 +238,7 @@ def test_an_unknown_family_is_refused_with_the_list_of_families():
     with pytest.raises(ConfigError, match="there is no network 'line'; there are tabicl, sequence"):
         settings_of({"family": "line"})
     with pytest.raises(
-        ConfigError, match="LineConfig is not the settings of a registered network; there are tabicl, sequence"
+        ConfigError, match="LineConfig has the settings of no registered network; there are tabicl, sequence"
     ):
         family_of(LineConfig())
 

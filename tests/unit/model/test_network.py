@@ -162,16 +162,16 @@ def test_losses_are_means_over_the_query_rows_of_each_table_in_fp32():
 @pytest.mark.parametrize(
     "X, y_train, message",
     [
-        (torch.zeros(2, 9), torch.zeros(2, 4).long(), "X must be (tables, rows, features)"),
-        (torch.zeros(2, 9, 3).double(), torch.zeros(2, 4).long(), "X must be float32"),
-        (torch.zeros(2, 9, 0), torch.zeros(2, 4).long(), "X must be (tables, rows, features)"),
-        (torch.zeros(2, 9, 3), torch.zeros(4).long(), "y_train (tables, labeled rows)"),
-        (torch.zeros(2, 9, 3), torch.zeros(3, 4).long(), "y_train (tables, labeled rows)"),
-        (torch.zeros(2, 9, 3), torch.zeros(2, 4), "labels int64"),
-        (torch.zeros(2, 9, 3), torch.zeros(2, 0).long(), "of 9 rows 0 are labeled"),
-        (torch.zeros(2, 9, 3), torch.zeros(2, 9).long(), "of 9 rows 9 are labeled"),
-        (torch.zeros(2, 9, 3), torch.full((2, 4), 10), "labels must be in 0..9, are in 0..10"),
-        (torch.zeros(2, 9, 3), torch.full((2, 4), -1), "labels must be in 0..9, are in -1..0"),
+        (torch.zeros(2, 9), torch.zeros(2, 4).long(), "they must be (tables, rows, features)"),
+        (torch.zeros(2, 9, 3).double(), torch.zeros(2, 4).long(), "they must be float32"),
+        (torch.zeros(2, 9, 0), torch.zeros(2, 4).long(), "they must be (tables, rows, features)"),
+        (torch.zeros(2, 9, 3), torch.zeros(4).long(), "and (tables, labeled rows)"),
+        (torch.zeros(2, 9, 3), torch.zeros(3, 4).long(), "and (tables, labeled rows)"),
+        (torch.zeros(2, 9, 3), torch.zeros(2, 4), "they must be float32 and int64"),
+        (torch.zeros(2, 9, 3), torch.zeros(2, 0).long(), "0 of 9 rows are labeled"),
+        (torch.zeros(2, 9, 3), torch.zeros(2, 9).long(), "9 of 9 rows are labeled"),
+        (torch.zeros(2, 9, 3), torch.full((2, 4), 10), "labels are in 0..10; they must be in 0..9"),
+        (torch.zeros(2, 9, 3), torch.full((2, 4), -1), "labels are in -1..0; they must be in 0..9"),
     ],
 )
 def test_wrong_input_is_refused(X, y_train, message):

@@ -310,7 +310,7 @@ def test_what_is_kept_is_not_pickled():
     model.device_ = torch.device("cuda")  # as on a machine with a GPU
     assert np.array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), p)
     model.device = "cuda:99"
-    with pytest.warns(UserWarning, match="device='cuda:99' is not here, so the CPU is used"):
+    with pytest.warns(UserWarning, match="device='cuda:99' is not available, so the CPU is used"):
         assert pickle.loads(pickle.dumps(model)).device_.type == "cpu"
 
 

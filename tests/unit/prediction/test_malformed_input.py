@@ -75,9 +75,9 @@ def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
     for words in (
         "'dollars' (numbers with separators, currency or percent signs, such as '$1,010'; write",
         "'euros' (numbers with separators, currency or percent signs, such as '1.010,50 \u20ac'",
-        "'some' (numbers beside the text '?'",
+        "'some' (numbers mixed with the text '?'",
         "'days' (dates that are not in the ISO format, such as '10.1.2024'",
-        "'mixed' (dates such as '2024-01-10' beside the text 'week 9')",
+        "'mixed' (dates such as '2024-01-10' mixed with the text 'week 9')",
         "for '$1,234', pd.read_csv(file, decimal=',', thousands='.') for '1.234,5'",  # not one advice for both
     ):
         assert words in message
@@ -179,7 +179,7 @@ def test_a_column_most_of_whose_values_are_new_is_named_with_the_nearest_one(cha
 
 
 def test_classes_that_differ_by_spaces_are_named():
-    with pytest.warns(UserWarning, match="^y has classes that differ by spaces alone: ' no', 'no', 'no '$") as record:
+    with pytest.warns(UserWarning, match="^y has classes that differ only by spaces: ' no', 'no', 'no '$") as record:
         classifier().fit(X, np.resize(["no", "no ", "yes", " no"], ROWS))
     assert record[0].filename == __file__
 
@@ -212,7 +212,7 @@ def test_a_network_whose_weights_are_not_finite_is_refused(estimator, value):
         (dict(n_estimators=2.5), r"'n_estimators' parameter of TabICLClassifier must be an int .* Got 2.5 instead"),
         (dict(n_estimators="3"), "'n_estimators' .* Got '3' instead"),
         (dict(n_estimators=None), "'n_estimators' .* Got None instead"),
-        (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must be some of none, power, quantile"),
+        (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must be any of none, power, quantile"),
         (dict(norm_methods="robust"), "'norm_methods' .* Got 'robust' instead"),
         (dict(softmax_temperature=0.0), "'softmax_temperature' .* Got 0.0 instead"),
         (dict(softmax_temperature="a"), r"'softmax_temperature' .* or a str among \{'auto'\}. Got 'a' instead"),

@@ -142,11 +142,11 @@ def refused(override: str) -> str:
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
-        ("{tree_smc:1}", "'tree_smc' is no component of the mixture; did you mean 'tree_scm'?"),
-        ("{dummy:1}", "'dummy' is no component of the mixture; there are: mlp_scm, tree_scm"),
+        ("{tree_smc:1}", "'tree_smc' is not a component of the mixture; did you mean 'tree_scm'?"),
+        ("{dummy:1}", "'dummy' is not a component of the mixture; there are: mlp_scm, tree_scm"),
         (
             "{tree_scm:-1,nope:1}",
-            "the share of tree_scm is -1.0; it must be a number, 0 or more; 'nope' is no component",
+            "the share of tree_scm is -1.0; it must be a number, 0 or more; 'nope' is not a component",
         ),
         ("{tree_scm:0}", "mix is {'tree_scm': 0.0}; at least one share must be positive"),
         ("[1]", "it must be a mapping, such as {name: 1}"),

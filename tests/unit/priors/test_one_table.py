@@ -155,7 +155,7 @@ LABELS = {
         ("many", [], "the target 'label' of .*many.csv has 12 classes, more than the network's 10$"),
         ("numbers", [], "numbers.csv has 100 classes, more than the network's 10: set task=regression if they are num"),
         ("short", [], r"short.csv: \d+ of the 12 rows are for \w+, where at least \d+ are needed: use more rows or"),
-        ("text", ["prior.drop=[x]"], "text.csv: it has no column beside its target"),
+        ("text", ["prior.drop=[x]"], "text.csv: it has no column other than its target"),
         ("text", ["prior.validation_fraction=0"], r"validation_fraction is 0(.0)?; it must lie in \(0, 1\)"),
         ("text", ["prior.file=nowhere.csv"], "nowhere.csv cannot be read: No such file or directory"),
         ("text", ["prior.file=a.xlsx"], "a.xlsx must be one of .csv, .parquet, .arrow, .feather files"),

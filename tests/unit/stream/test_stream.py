@@ -232,7 +232,7 @@ class MoreClasses(Table60):
 
 def test_a_label_that_the_network_does_not_have_is_found_where_its_table_is_drawn():
     wrong = dataclasses.replace(stream_of(fail), prior=MoreClasses(fail))
-    with pytest.raises(ValueError, match=re.escape("labels lie in 9..10; they must lie in 0..9")) as caught:
+    with pytest.raises(ValueError, match=re.escape("labels are in 9..10; they must be in 0..9")) as caught:
         wrong.draw(0)
     assert "while drawing table" in caught.value.__notes__[0]
 

@@ -109,11 +109,11 @@ COLUMNS = {  # values, and their kind or the reason why they are left out
     "iso time": ([f"2024-01-{day:02d}T10:00:00+02:00" for day in range(1, 21)], "time"),
     "other date": ([f"{day}.1.2024" for day in range(1, 21)], "dates that are not in the ISO format, such as '1.1."),
     "late date": (["9999-12-31", "2024-01-01"] * 10, "dates such as '9999-12-31': its year is not in 1000 to 2999"),
-    "mixed dates": (["2024-01-01", "unknown"] * 10, "dates such as '2024-01-01' beside the text 'unknown'"),
+    "mixed dates": (["2024-01-01", "unknown"] * 10, "dates such as '2024-01-01' mixed with the text 'unknown'"),
     "large": ([2**60, 2**60 + 1] * 10, "category"),  # float64 has one number for both
     "large, missing": (pd.array([2**60, None, 5, 2**60 + 1] * 5, dtype="Int64"), "category"),
     "many large": (list(range(2**60, 2**60 + 20)), "whole numbers so large that float64 makes them equal: store"),
-    "mixed": (["1", "2", "3", "?"] * 5, "numbers beside the text '?'"),
+    "mixed": (["1", "2", "3", "?"] * 5, "numbers mixed with the text '?'"),
     "infinite": ([1.0, np.inf] * 10, "infinite values"),
     "too large": ([1.0, 1e300] * 10, "infinite values, or too large"),
     "empty": ([None] * 20, "no value"),
@@ -202,7 +202,7 @@ def test_blank_lines_between_rows_of_several_columns_are_named(tmp_path):
     for _ in range(2):  # from the file and from the index
         files.index_files.cache_clear()
         found = index_folder(tmp_path)["a.csv"]
-        assert found.remarks == ("its blank lines count as no rows: 3, the first one is line 5",) and found.rows == 24
+        assert found.remarks == ("its blank lines are not rows: 3, the first one is line 5",) and found.rows == 24
     (line,) = [line for line in build_prior("tables", folder=str(tmp_path)).describe() if "how files are read" in line]
     assert line == f"how files are read: a.csv: {found.remarks[0]}"
 
