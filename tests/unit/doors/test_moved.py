@@ -13,7 +13,7 @@ from tabicl_train.doors.moved import MOVED
 def test_an_old_path_is_the_same_module_with_a_warning(name, monkeypatch):
     for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
         monkeypatch.delitem(sys.modules, module)
-    with pytest.warns(DeprecationWarning, match=rf"{name} is tabicl_train\.(\S+) now") as warned:
+    with pytest.warns(DeprecationWarning, match=rf"{name} is now tabicl_train\.(\S+);") as warned:
         module = importlib.import_module(name)
     assert all(warning.filename == importlib.__file__ or warning.filename == __file__ for warning in warned)
     place = module.__name__
