@@ -32,7 +32,7 @@ OURS = ("priors", "tabicl_train")
 
 LOCK = threading.RLock()  # for imports of plug-ins, since estimators may be fitted in several threads
 _installed_loaded = False
-_broken: dict[str, str] = {}  # by name, why an installed plug-in could not be imported
+_broken: list[str] = []  # why installed plug-ins could not be imported
 
 
 class Registry(Mapping[str, Any]):
@@ -200,15 +200,17 @@ def load_installed() -> None:
         _installed_loaded = True
         for group in (GROUP, OLD_CONFIGS, OLD_PRIORS):
             for entry in entry_points(group=group):
-                if group != GROUP:
-                    warn_of_old_group(entry)
                 try:
+                    if group != GROUP:
+                        warn_of_old_group(entry)
                     if group == OLD_PRIORS:
-                        prior._add(entry.name, entry.value, entry.module, {})
+                        prior._add(entry.name, f"{entry.module}:{entry.attr}", entry.module, {})
                     else:
                         entry.load()
                 except (Exception, SystemExit) as error:  # a plug-in may fail in any way
-                    _broken[entry.name] = f"{owner(entry)} cannot be imported: {describe(error)}"
+                    _broken.append(f"{owner(entry)} cannot be imported: {describe(error)}")
+                    # Said at once, too: another plug-in may have what this one was to register.
+                    warnings.warn(_broken[-1], RuntimeWarning, stacklevel=2)
 
 
 def warn_of_old_group(entry: EntryPoint) -> None:
@@ -220,7 +222,7 @@ def warn_of_old_group(entry: EntryPoint) -> None:
 
 def broken() -> list[str]:
     """List why installed plug-ins are missing."""
-    return list(_broken.values())
+    return list(_broken)
 
 
 def owner(entry: EntryPoint) -> str:

@@ -272,6 +272,7 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
     """
     from tabicl_train.config.compose import compose, parse_options
     from tabicl_train.config.options import SubmitOptions
+    from tabicl_train.stream.schedules import schedule_problems
 
     # The options of the job.
     problems = []
@@ -286,6 +287,7 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
     try:
         config = compose(settings, args.config_dir)
         problems += config.too_few_tables(options.nodes * max(1, options.gpus)) if options else []
+        problems += schedule_problems(config.curriculum)  # before the job waits in a queue
         if (devices := config.trainer.devices) is not None:
             problems.append(f"trainer.devices is {devices}; leave it out, submit.gpus decides")
         if config.trainer.requeue:

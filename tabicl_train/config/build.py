@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,12 +29,12 @@ class NoOptions:
 
 def options_class(entry: Any) -> Any:
     """Return the dataclass of the options of an objective or a schedule: the class itself, or `NoOptions`."""
-    return NoOptions if inspect.isfunction(entry) else entry
+    return entry if isinstance(entry, type) else NoOptions
 
 
 def build_callable(entry: Any, options: dict[str, Any]) -> Any:
     """Return an objective or a schedule that is a function, or build it from its class, as `build_options` does."""
-    if inspect.isfunction(entry) and not options:
+    if not isinstance(entry, type) and not options:
         return entry
     return build_options(options_class(entry), options)
 

@@ -31,7 +31,10 @@ MOST_PASSES = 100  # the largest value of prior.passes that is suggested
 
 
 def check_machine(config: RunConfig, launch: Launch, uses_folder: bool = True) -> list[str]:
-    """List why a run cannot start on this machine, without starting CUDA or threads.
+    """List why a run cannot start on this machine, without a CUDA context or threads.
+
+    The driver is asked for the memory of the GPU. Processes that are forked afterward, such as workers, cannot use
+    CUDA.
 
     Parameters
     ----------
@@ -40,7 +43,8 @@ def check_machine(config: RunConfig, launch: Launch, uses_folder: bool = True) -
     launch : Launch
         The place of this process among the ranks, or that of rank 0 if they have not been started.
     uses_folder : bool
-        Whether the run writes to `run_dir`. The runs of a sweep and a Trainer of Lightning have other folders.
+        Whether the run writes to `run_dir`, and this process or torchrun starts it. The runs of a sweep and a Trainer
+        of Lightning have other folders, and are started otherwise.
 
     Returns
     -------
@@ -49,9 +53,9 @@ def check_machine(config: RunConfig, launch: Launch, uses_folder: bool = True) -
     """
     # How the processes were started, where they write, and the GPUs.
     trainer = config.trainer
-    problems = srun_problems() + torchrun_problems() + devices_problems(trainer.devices, launch)
+    problems = devices_problems(trainer.devices, launch)
     if uses_folder:
-        problems += folder_problems(config, launch)
+        problems += srun_problems() + torchrun_problems() + folder_problems(config, launch)
     problems += gpu_problems(trainer, launch)
 
     # The tables: who draws them, and whether there are enough.

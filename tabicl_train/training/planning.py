@@ -125,7 +125,8 @@ def settings_without_effect(config: RunConfig) -> list[str]:
         as_expected = (default.final_learning_rate, stage.learning_rate)
         if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
             remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
-        if stage.schedule in ("cosine", "linear", "constant") and stage.decay != default.decay:
+        is_own = register.schedule.plugin(stage.schedule) is None  # that of a plug-in may read it
+        if is_own and stage.schedule != "wsd" and stage.decay != default.decay:
             remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
     return remarks
 

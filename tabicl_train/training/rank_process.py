@@ -68,8 +68,8 @@ class RankProcess:
 
     @property
     def has_device(self) -> bool:
-        """Whether its GPU exists, without starting CUDA; NCCL connects the ranks by their GPUs."""
-        return self.device.type == "cpu" or self.device.index < torch.cuda.device_count()
+        """Whether all ranks of this machine have a GPU, without starting CUDA; NCCL connects them by their GPUs."""
+        return self.device.type == "cpu" or self.launch.local_size <= torch.cuda.device_count()
 
     def enter(self, resource: AbstractContextManager[T]) -> T:
         """Enter a context that ends with the process."""

@@ -21,6 +21,7 @@ import yaml
 import priors
 from priors.options import REQUIRED, default_of
 from priors.random import STREAM_VERSION
+from tabicl_train.config.build import options_class
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.console import info
@@ -340,7 +341,8 @@ def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
         name = values["optimizer"]["name"]
         return severity_of(option, register.optimizer[name].settings(name))
     if section == "objective" and option != "name" and values["objective"] is not None:
-        return severity_of(option, register.objective[values["objective"]["name"]], Severity.REFUSED)
+        entry = register.objective[values["objective"]["name"]]
+        return severity_of(option, options_class(entry), Severity.REFUSED)
     if key.startswith(f"{STAGES}."):
         _, _, stage, option = key.split(".", 3)
         return severity_of(option, StageConfig, Severity.REFUSED) if stage in started else Severity.TOLD

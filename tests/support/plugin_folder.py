@@ -21,7 +21,7 @@ def fresh(monkeypatch, tmp_path):
     for registry in REGISTRIES:
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(plugins, "_named", {})
-    monkeypatch.setattr(installed, "_broken", {})
+    monkeypatch.setattr(installed, "_broken", [])
     monkeypatch.setattr(installed, "_installed_loaded", False)
     folder = tmp_path / "out side"
     folder.mkdir()

@@ -109,7 +109,7 @@ class Ranks:
         """Raise the same ConfigError on all ranks if any has problems; lines of some ranks only name them."""
         ranks: dict[str, list[int]] = {}
         for rank, texts in enumerate(self.gather(problems)):
-            for text in texts:
+            for text in dict.fromkeys(texts):  # each once
                 ranks.setdefault(text, []).append(rank)
         lines = []
         for text, concerned in ranks.items():
