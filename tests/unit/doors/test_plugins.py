@@ -210,7 +210,8 @@ def test_an_installed_plug_in_that_is_broken_fails_only_what_asks_for_it(fresh, 
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[tabicl_train.plugins]\nbroken = missing_module\nmine = mine\n")
     monkeypatch.syspath_prepend(fresh)
-    assert compose([*SMOKE, "prior=ring"]).prior["name"] == "ring"
+    with pytest.warns(RuntimeWarning, match="^the plug-in broken of the package broken cannot be imported"):
+        assert compose([*SMOKE, "prior=ring"]).prior["name"] == "ring"
     (problem,) = problems(*SMOKE, "+callbacks.other={}")
     assert "the plug-in broken of the package broken cannot be imported: ModuleNotFoundError" in problem
 
