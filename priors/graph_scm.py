@@ -54,7 +54,7 @@ class GraphSCM(Realistic):
         import priors.predictability  # noqa: F401
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
-        """Draw the columns, the graph and the functions of its nodes; see `Prior.plan`."""
+        """Draw the columns and the graph; functions are drawn when their node is reached. See `Prior.plan`."""
         from priors.graph.nodes import draw_plan
 
         return draw_plan(self, spec, seed)

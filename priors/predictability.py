@@ -56,7 +56,7 @@ def check_predictability(trees: ExtraTrees) -> None:
 
     # All rows: few trees may be enough, the 25 decide.
     for num_trees in STAGES[:-1]:
-        if num_trees < trees.size:
+        if num_trees < trees.size:  # check_skill has looked at more trees
             continue
         z = trees.grow_to(num_trees).z_score()
         if z > CERTAIN:

@@ -226,7 +226,8 @@ class Realistic(Prior):
     """What tables may have in common with real ones."""
     min_skill: float = option(0.0, at_least=0, below=1, kw_only=True)
     """Least skill of extremely randomized trees out of bag; tables from which they learn less are drawn again. With
-    classes, the skill is 2 ROC AUC - 1, and with a numeric target R2; 0 keeps all tables."""
+    classes, the skill is 2 ROC AUC - 1, and with a numeric target R2; 0 keeps all tables. The trees learn from at most
+    1,024 rows."""
 
     def import_loops(self) -> None:
         """Import the loops of all such priors; see `Prior.import_loops`."""

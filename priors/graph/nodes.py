@@ -96,7 +96,7 @@ class GraphPlan:
     columns: indices of the columns of each computed node, numeric ones first. The order of the nodes is that in which
         they are computed: parents first, the target's node and its ancestors before all others
     scalars: source of the decisions
-    nodes: the nodes that are drawn
+    drawn: the nodes that have been drawn
     """
 
     address: tuple[int, ...]
@@ -109,16 +109,21 @@ class GraphPlan:
     cardinalities: list[int]
     parents: list[list[int]]
     columns: dict[int, list[int]]
-    scalars: Scalars
-    nodes: list[Node] = field(default_factory=list)
+    scalars: Scalars = field(repr=False, compare=False)
+    drawn: list[Node] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All computed nodes; those that have not been drawn are drawn now."""
+        return list(self.draw_nodes())
 
     def draw_nodes(self) -> Iterator[Node]:
         """Draw the nodes one after the other; those that were drawn before are the same again."""
         # Many tables are rejected for their labels, so that the nodes after that of the target are not needed.
         for position, index in enumerate(self.columns):
-            if position == len(self.nodes):
-                self.nodes.append(draw_node(self, index))
-            yield self.nodes[position]
+            if position == len(self.drawn):
+                self.drawn.append(draw_node(self, index))
+            yield self.drawn[position]
 
     def __str__(self) -> str:
         target = f"{self.num_classes} classes" if self.num_classes else "numeric target"
@@ -258,7 +263,7 @@ def draw_node(plan: GraphPlan, index: int) -> Node:
         importance=scalars.real("importance", 0.1, 10.0, log=True),
         noise=scalars.real("noise", 1e-5, 1.0, log=True) if plan.node_noise else 0.0,
     )
-    width_of = {other.index: other.width for other in plan.nodes}
+    width_of = {other.index: other.width for other in plan.drawn}
     widths = [width_of[parent] for parent in parents]
     if not parents:
         node.points = Points.draw(scalars, width, num_rows)

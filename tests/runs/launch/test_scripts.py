@@ -1,6 +1,6 @@
 """The launch scripts with stand-ins for Python, srun and scontrol, which record how they are called.
 
-These tests are slow ones, as scripts are seldom changed; whether they are bash is always tested.
+Most of these tests are slow ones, as scripts are seldom changed.
 """
 
 import os
@@ -65,7 +65,6 @@ def called(folder: Path) -> str:
     return calls.read_text().splitlines()[-1] if calls.exists() else ""
 
 
-@pytest.mark.slow
 def test_machines_meet_with_the_same_settings(folder):
     assert multinode(folder, "a:1", "1:4", "2", *SETTINGS).returncode == 0
     first = called(folder)
@@ -90,7 +89,6 @@ def test_other_machines_do_not_reach_a_single_one(folder):
     assert " --nnodes 1 " in called(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["a:1", "2", "2"], ["a:1", "2", "seed=1"], ["a:1", "two", "2", "seed=1"], ["a:1", "2", "2", "wrong=1"]],

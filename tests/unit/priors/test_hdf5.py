@@ -454,7 +454,6 @@ def dumped(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow  # two processes that import everything
 def test_two_processes_draw_the_same_tables(tmp_path):
     assert dump(range(10), tmp_path / "tables", processes=2) == {"written": 3}
     assert_serves(tmp_path / "tables", range(10))

@@ -15,12 +15,8 @@ def draw_scalars(seed: int, skewed_choices: bool = False) -> Scalars:
 
 
 def draw_plans(count: int, spec: TableSpec = SPEC, **options) -> list:
-    """Plans with all of their nodes."""
     prior = build_prior("graph_scm", **options)
-    plans = [prior.plan(spec, (seed,)) for seed in range(count)]
-    for plan in plans:
-        list(plan.draw_nodes())
-    return plans
+    return [prior.plan(spec, (seed,)) for seed in range(count)]
 
 
 def columns_of(plan) -> list:

@@ -221,6 +221,14 @@ def test_the_noise_of_a_node_is_normal_with_the_standard_deviation_of_its_plan(s
     assert kstest(np.concatenate(added) / std, "norm").pvalue > 1e-3
 
 
+def test_a_plan_that_is_read_before_it_is_executed_is_the_same():
+    read, executed = draw_plans(1)[0], draw_plans(1)[0]
+    text = str(read)
+    for one, other in zip(execute_plan(read), execute_plan(executed), strict=True):
+        assert np.array_equal(one, other)
+    assert str(executed) == text and executed == read
+
+
 def test_labels_that_cannot_be_split_are_rejected_before_other_nodes_are_computed(monkeypatch):
     computed = []
 
@@ -237,7 +245,8 @@ def test_labels_that_cannot_be_split_are_rejected_before_other_nodes_are_compute
             _, labels = execute_plan(plan)
         except Rejected as reason:
             assert reason.reason == "split"
-            assert TARGET in [column.index for column in plan.nodes[len(computed) - 1].columns]
+            assert len(plan.drawn) == len(computed)
+            assert TARGET in [column.index for column in plan.drawn[-1].columns]
             rejected += 1
         else:
             assert set(labels[:10]) == set(labels[10:])
