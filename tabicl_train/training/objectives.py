@@ -93,7 +93,7 @@ class CrossEntropy(Objective):
 
 @dataclass
 class Pinball(Objective):
-    """Pinball loss of quantiles, as in TabICLv2 (arXiv 2602.11139); see `model.quantiles.pinball`."""
+    """Pinball loss of quantiles, as in TabICLv2 (arXiv 2602.11139); see `quantiles.pinball`."""
 
     def __call__(self, predictions: Tensor, pack: Pack, network: Network) -> Tensor:
         """See `Objective`."""

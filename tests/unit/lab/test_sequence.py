@@ -174,7 +174,7 @@ def test_impossible_settings_and_tables_are_told():
     assert "no effect" in replace(SMALL, ssa_exponent=2.0).problems()[0]
     with pytest.raises(ValueError, match="21 rows of 2 numbers and a label are 63 tokens, more than"):
         network(SMALL)(Pack.of(tables(SMALL, (21, 2))))
-    with pytest.raises(ValueError, match=r"labels int64, are torch.float32 and torch.float32"):
+    with pytest.raises(ValueError, match=r"X is torch.float32 and y torch.float32; they must be float32 and int64"):
         network(SMALL)(Pack.of(tables(CONFIGS["numbers"], (5, 1))))
     with pytest.raises(ConfigError, match="the public format has no networks over sequences"):
         SequenceModel.to_public(SMALL)

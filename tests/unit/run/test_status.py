@@ -117,6 +117,6 @@ def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch,
     lock = RunLock(tmp_path)
     lock.acquire()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning   {tmp_path}/lock cannot be locked ({os.strerror(number)}): ")
+    assert line.startswith(f"warning   {tmp_path}/lock cannot be locked ({os.strerror(number)}); ")
     lock.release()
     assert not is_in_use(tmp_path)

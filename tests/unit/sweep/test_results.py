@@ -108,7 +108,7 @@ def test_a_sweep_says_which_data_sets_count_and_keeps_them(tmp_path):
     assert plan.sweep.metric == "real/loss"
     text = invent(plan, lambda point, seed: 1.0).text()
     assert "real/loss (lower is better), the mean over 1 of 4 data sets, those inside the" in text
-    assert "trained range: iris.\n" in text
+    assert "trained range of all runs: iris.\n" in text
     with pytest.raises(ConfigError, match="no public data set lies inside the trained range of all runs"):
         make_plan([*settings, "curriculum.stages.smoke.features=[1,3]", "sweep.metric=real/loss"])
     assert make_plan([*settings, "curriculum.stages.smoke.features=[1,3]"]).sweep.metric == "loss"
@@ -193,7 +193,7 @@ def test_a_journal_with_other_content_is_one_line(text, tmp_path):
     plan = make_plan([*SETTINGS, "seed=0,1", f"run_dir={tmp_path}"])
     journal = tmp_path / "study.log"
     journal.write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError, match=r"^\S+/study\.log is not the journal of a sweep \(.+\); remove it, and .+$"):
+    with pytest.raises(ConfigError, match=r"^\S+/study\.log is not the journal of a sweep \(.+\); remove it and .+$"):
         open_study(plan)
     with pytest.raises(ConfigError, match="is not the journal of a sweep"):
         Sweep(tmp_path)

@@ -52,7 +52,7 @@ def test_bf16_is_refused_on_a_gpu_without_it(accelerator, refused, monkeypatch):
     monkeypatch.setattr("tabicl_train.training.precision.compute_capability", lambda: 7)
     monkeypatch.setattr(torch.cuda, "_lazy_init", started)
     config = compose(["experiment=smoke", "trainer.precision=bf16", f"trainer.accelerator={accelerator}"])
-    assert any("lacks" in problem for problem in check_machine(config, Launch())) == refused
+    assert any("does not support" in problem for problem in check_machine(config, Launch())) == refused
 
 
 class Driver:
