@@ -3,10 +3,9 @@
 python tests/benchmarks/plan_time.py [experiment=card] [workers=15] [slower=1.4] [tflops=30] [host_ms=60] [tables=60]
 
 Drawing is measured on this machine, in CPU seconds of an accepted table, and multiplied by `slower`: a core of the
-H100's host took 1.2 (stage 1 of tabicl_v2) to 1.4 times as long (short tables of base) as on the two-core machine of
-the records. A step takes its
-FLOPs at `tflops` TFLOP/s (30 of them were measured in eager steps of stage 1 of tabicl_v2, before the kernels), but at
-least `host_ms`, which is 900 launches of 65 us.
+H100's host took 1.2 (stage 1 of tabicl_v2) to 1.4 times as long (short tables of base) as one of the two-core machine
+of the records. A step takes its FLOPs at `tflops` TFLOP/s (30 of them were measured in eager steps of stage 1 of
+tabicl_v2, before the kernels), but at least `host_ms`, which is 900 launches of 65 us.
 """
 
 from __future__ import annotations
