@@ -218,8 +218,8 @@ def train_arguments(program: str) -> argparse.Namespace:
 def run_training(config: RunConfig) -> None:
     """Train; exits with 1 and one line if that fails, and with 75 if the run is preempted (a rank with 0)."""
     # torch.distributed reads these variables next. Every rank prints the problem, whatever its number.
-    for problem in torchrun_problems():
-        print_line(f"error: {problem}")
+    if problems := torchrun_problems():
+        print_line(f"error: {problems[0]}")
         sys.exit(EXIT_CONFIG)
     with watch_signals(), run_errors(Path(config.run_dir)):  # before the imports, which take seconds
         from tabicl_train.training.loop import train as train_run

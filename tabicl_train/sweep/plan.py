@@ -170,8 +170,7 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
         problems += error.problems
     plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], composer, problems)
 
-    # A grid needs lists of values and has a limit: a point takes 11 ms to compose and 10 to 36 ms to check. A search
-    # needs something to search.
+    # A grid needs lists of values and has a limit, at 11 ms to compose a point; a search needs something to search.
     if plan.sweep.sampler == "grid":
         for axis in plan.axes:
             if not axis.settings:

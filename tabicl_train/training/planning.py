@@ -45,6 +45,8 @@ STATE_BYTES = WEIGHT_BYTES + 8  # with the state of our optimizers
 
 PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, the loops of priors
 
+_counted: dict[tuple[type, str], int] = {}  # parameters, by the family of a network and its settings
+
 
 def run_plan(config: RunConfig) -> list[str]:
     """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage.
@@ -216,8 +218,13 @@ def bytes_per_weight(config: RunConfig) -> float:
 
 
 def count_parameters(model: NetworkConfig) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in family_of(model)(model).parameters())
+    """Count the parameters of a network, once for equal settings: a sweep asks for each of its points."""
+    family = family_of(model)
+    key = family, repr(model)
+    if key not in _counted:
+        with torch.device("meta"):  # 10 ms for demo, 35 ms for tabicl_v2
+            _counted[key] = sum(p.numel() for p in family(model).parameters())
+    return _counted[key]
 
 
 def plans_for_elsewhere(trainer: TrainerConfig) -> bool:
