@@ -24,13 +24,13 @@ def main() -> None:
     args = {"experiment": "card", "workers": "15", "slower": "1.4", "tflops": "30", "host_ms": "60", "tables": "60"}
     args |= dict(argument.split("=") for argument in sys.argv[1:])
     config = compose([f"experiment={args['experiment']}"])
-    configured_prior(config.prior).import_loops()  # 2 CPU seconds, of each worker once
+    prior = configured_prior(config.prior)
 
     total = 0.0  # seconds
     print("stage      steps  ms to draw a step  ms of a step  minutes  limited by")
     for name, stage in config.curriculum.stages.items():
         with one_thread():
-            drawn = profile(configured_prior(config.prior), specs_of(config, name), int(args["tables"]))["all"].seconds
+            drawn = profile(prior, specs_of(config, name), int(args["tables"]))["all"].seconds
         seconds = float(args["slower"]) * sum(drawn) / len(drawn)  # of a table and core there
         drawing = seconds * stage.tables / int(args["workers"])
         flops = expected_work(stage, config.model, config.seed).flops / stage.steps
