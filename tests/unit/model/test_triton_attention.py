@@ -205,7 +205,7 @@ def test_kernels_of_rows_neither_read_nor_write_outside(cls):
         assert torch.equal(written_gradients[0], dqkv)
     # Programs without rows, which fill a padded pack up, do nothing.
     size = Size(1, Totals(0, 0, 0, 0, 0, 3, 2, 1), 1, 40)
-    launch.keywords["rows"] = pad_programs(kernel_rows, size, cls)
+    launch.keywords["rows"] = pad_programs(kernel_rows, size, cls or 1)
     launch(triton_attention.rows_forward, inside[0], kv, [written])
     assert torch.equal(written, out)
     for x in (*inside, inside_grad, written, *written_gradients):
@@ -358,7 +358,7 @@ def test_a_network_computes_the_same(options, checkpoint_rows, monkeypatch):
         for N, n, M in [(6, 4, 3), (6, 4, 3), (7, 5, 20)]
     )
     calls = []
-    for name in ("rows", "points_read_tokens", "tokens_read_points"):
+    for name in ("attend_within_rows", "points_read_tokens", "tokens_read_points"):
         operator = getattr(triton_attention, name)
         monkeypatch.setattr(triton_attention, name, lambda *given, f=operator, n=name: calls.append(n) or f(*given))
     monkeypatch.setattr(attention, "KERNEL_DEVICES", ["cuda", "cpu"])
@@ -368,7 +368,7 @@ def test_a_network_computes_the_same(options, checkpoint_rows, monkeypatch):
         trained = [p for p in network.parameters() if p.requires_grad]
         results.append((loss, *torch.autograd.grad(loss, trained, materialize_grads=True)))
         assert bool(calls) == (network is own)
-    assert set(calls) == {"rows", "points_read_tokens", "tokens_read_points"}
+    assert set(calls) == {"attend_within_rows", "points_read_tokens", "tokens_read_points"}
     scale = max(x.norm() for x in results[0][1:])
     for ours, theirs in zip(results[1], results[0], strict=True):
         # The gradient of a key bias is 0 but for rounding.
@@ -391,7 +391,7 @@ def test_kernels_prove_themselves(dtype, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("rows", "rows"),
+        ("attend_within_rows", "rows"),
         ("rows_gradients", "rows"),
         ("points_read_tokens_gradients", "columns"),
         ("tokens_read_points", "columns"),
