@@ -161,7 +161,8 @@ def dump_file(
     batches = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)]
     padded = (
         max(spec.num_rows for _, spec in requests),
-        max(spec.num_features for _, spec in requests),  # a table whose constant columns were dropped has fewer
+        # A table whose constant columns were dropped has fewer.
+        max(spec.num_features for _, spec in requests),
     )
     attributes = file_attributes(prior, requests, max_classes, facts)
     with (
@@ -183,8 +184,10 @@ def file_attributes(
     prior: Prior, requests: Sequence[Request], max_classes: int, facts: Mapping[str, str] | None
 ) -> dict[str, str]:
     """Return the attributes of a file: what its tables depend on, besides the curriculum."""
-    (seed, _, _), spec = requests[0]  # all requests of a dump have one seed
-    options = without_folders(json.loads(json.dumps(asdict(prior))))  # without the folders of this machine
+    # All requests of a dump have one seed.
+    (seed, _, _), spec = requests[0]
+    # Without the folders of this machine.
+    options = without_folders(json.loads(json.dumps(asdict(prior))))
     return {
         "format": FORMAT,
         "stream_version": str(STREAM_VERSION),
@@ -249,7 +252,8 @@ def draw_in_processes(
 
 def start_process(prepare: Callable[[], None] | None) -> None:
     """Prepare a process that draws tables."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all processes of the group; the first one ends these
+    # Ctrl-C reaches all processes of the group; the first one ends these.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if prepare is not None:
         prepare()
 

@@ -40,6 +40,7 @@ def finish(
         - "constant": all features are constant.
     """
     feature_order = rng.permutation(columns.shape[1])
+    # The target and the order of the rows first, since many tables are rejected for their labels.
     rows = None
     if num_classes == 0:
         y = standardize_target(target)
@@ -49,13 +50,16 @@ def finish(
         rows = split_rows(labels, num_classes, train_size, rng)
         y = torch.from_numpy(class_order[labels])
 
+    # The features. A column with a value that is not finite is NaN throughout.
     features = clamp_and_standardize_rows(columns.T.numpy())  # (M, N)
-    if np.isnan(features[:, 0]).any():  # such a column is NaN throughout
+    if np.isnan(features[:, 0]).any():
         raise Rejected("nan")
     varies = (features != features[:, :1]).any(1)
     kept = feature_order[varies[feature_order]]
     if len(kept) == 0:
         raise Rejected("constant")
+
+    # The table.
     X = torch.from_numpy(features[kept].T.copy())  # (N, M)
     if rows is not None:
         row_order = torch.from_numpy(rows)
@@ -68,7 +72,7 @@ def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.ra
     """Find an order of the rows in which labeled and query rows hold the same classes, at least two of them."""
     # Returns None if the rows can stay in order. Raises Rejected("split") if none of 10 permutations is valid.
     counts = np.bincount(labels)
-    # The class of a single row cannot be on both sides.
+    # The class of a single row cannot be on both sides, so no permutation needs to be tried.
     if (counts == 1).any() or np.count_nonzero(counts) < 2:
         raise Rejected("split")
     if is_valid_split(labels, num_classes, train_size):
@@ -93,7 +97,8 @@ def standardize_target(target: torch.Tensor) -> torch.Tensor:
     # if the numbers are constant or not finite.
     clamped = clamp_and_standardize(unit_variance(target.double()).float()[:, None])[:, 0]
     y = unit_variance(clamped.double()).float()
-    if not y.isfinite().all():  # of a constant, the variance is 0
+    # The variance of a constant is 0.
+    if not y.isfinite().all():
         raise Rejected("target")
     return y
 

@@ -90,9 +90,11 @@ def exponential(x):
 def log2_of(x):
     """log2(x) for float32 x > 0, with an absolute error of 1e-7 in addition to rounding; -127 for x = 0."""
     bits = bits_of(x)
-    exponent = (bits - np.int32(0x3F3504F3)) >> np.int32(23)  # leaves a mantissa in [sqrt(1/2), sqrt(2))
+    # The exponent that leaves a mantissa in [sqrt(1/2), sqrt(2)).
+    exponent = (bits - np.int32(0x3F3504F3)) >> np.int32(23)
     t = float_of(bits - (exponent << np.int32(23))) - np.float32(1.0)
-    q = np.float32(-0.146203534) * t + np.float32(0.234209851)  # log2(1 + t) / t, least squares on Chebyshev nodes
+    # log2(1 + t) / t, least squares on Chebyshev nodes.
+    q = np.float32(-0.146203534) * t + np.float32(0.234209851)
     q = q * t + np.float32(-0.248821806)
     q = q * t + np.float32(0.287075611)
     q = q * t + np.float32(-0.360241986)
@@ -241,7 +243,8 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
     out = np.empty((M, N), np.float32)
     x = np.empty(N)
     for f in range(M):
-        for j in range(N):  # assignments of slices here and elsewhere took a third of all compiling
+        # Assignments of slices, here and elsewhere, took a third of all compiling.
+        for j in range(N):
             x[j] = columns[f, j]
         mean, std = mean_and_std(x)
         if math.isfinite(std):

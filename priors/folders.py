@@ -26,6 +26,7 @@ def without_folders(value: Any) -> Any:
     name, equals, path = value.partition("=")  # of a command
     if not equals:
         name, path = "", value
-    if path.startswith(("/", "~", "../")):  # it may hold any character, which inside other text would end it
+    # A path may hold any character, which inside other text would end it.
+    if path.startswith(("/", "~", "../")):
         return name + equals + Path(path).name
     return FOLDERS.sub("", value)

@@ -247,7 +247,8 @@ class HDF5(Prior):
     def sizes_of_stage(self, first: int, count: int) -> np.ndarray:
         """Return the sizes of the tables of a stage; see Prior.sizes_of_stage."""
         base, start, stop = self.pass_of(first)
-        if base < first:  # of a file, any table may be used
+        # Of a file, any table may be used.
+        if base < first:
             return self.stored_sizes
         return self.stored_sizes[start : min(stop, start + count)]
 
@@ -391,7 +392,8 @@ def table_checksum(X: np.ndarray, y: np.ndarray, train_size: int, missing: float
 
 def fixed_order(attributes: Mapping[str, str]) -> str | None:
     """Return why columns and rows of stored tables must keep their order; None if they may be permuted."""
-    from priors import prior_class  # not at the top: it imports this module to find the priors
+    # The import is not at the top, since that module imports this one to find the priors.
+    from priors import prior_class
 
     if REAL_TABLES in attributes:
         return "labeled and query rows of real tables may have to stay apart"
@@ -400,7 +402,8 @@ def fixed_order(attributes: Mapping[str, str]) -> str | None:
         try:
             if prior_class(name).raw:
                 return f"columns and rows of prior {name} have an order"
-        except PriorError:  # of a plug-in that was not named
+        except PriorError:
+            # The plug-in of the prior was not named.
             return f"it is not known whether columns and rows of prior {name} have an order; name its plug-in"
     return None
 
@@ -450,7 +453,8 @@ def standardized(
     X: np.ndarray, missing: np.ndarray, y: torch.Tensor, spec: TableSpec, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Clamp and standardize a table of another program, as `finish` does; nothing is permuted."""
-    has_values = ~missing[: spec.train_size].all(0)  # a column that no labeled row has is worth nothing
+    # A column that no labeled row has is worth nothing.
+    has_values = ~missing[: spec.train_size].all(0)
     X = X[:, has_values]
     missing = missing[:, has_values]
     if missing.any():
@@ -495,7 +499,8 @@ def reading(path: str) -> Iterator[None]:
         raise PriorError(f"{path}: HDF5 files need h5py: {advice}") from None
     except PriorError:
         raise
-    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # h5py raises any of them
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+        # h5py raises any of them.
         raise PriorError(f"{path} cannot be read as an HDF5 file ({message_line(error)})") from None
 
 
@@ -530,9 +535,11 @@ def plain_dataset(file: Any, name: str, path: str, kinds: str = NUMBERS, count: 
     """
     import h5py
 
+    # The link itself is looked at, since `file[name]` would follow it.
     links = file.id.links
     if not links.exists(name.encode()):
         return None
+    # The first thing that is wrong with it, if anything is.
     if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
         what = "a link"
     elif not isinstance(found := file[name], h5py.Dataset):
@@ -640,7 +647,8 @@ def sizes_of_tables(file: Any, path: str, T: int, most_rows: int, most_features:
     if not splits:
         raise PriorError(f"{path} has no {' or '.join(SPLITS)}; {PAGE}")
     labeled = splits[min(splits)]
-    other = splits[max(splits)]  # the same one, if there are not both
+    # The same one, if there are not both.
+    other = splits[max(splits)]
     if (labeled != other).any():
         number = int(np.argmax(labeled != other))
         raise PriorError(

@@ -104,6 +104,7 @@ def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
+    # At most SCORED_ROWS rows on each side of the split.
     train = slice(max(0, train_size - SCORED_ROWS), train_size)
     query = slice(train_size, train_size + SCORED_ROWS)
     tree_options = {"n_estimators": 50, "min_samples_leaf": 2, "random_state": 0}
@@ -119,8 +120,9 @@ def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict
 
     skills = {}
     for name, model in models.items():
+        # scikit-learn warns that 200 iterations do not converge; they are enough here.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of 200 iterations, which are enough here
+            warnings.simplefilter("ignore")
             model.fit(X[train], y[train])
         skills[f"skill of {name}"] = score(y[query], model.predict(X[query]))
     return skills
@@ -136,7 +138,8 @@ def out_of_bag_score(X: np.ndarray, y: np.ndarray, numeric: bool) -> dict[str, f
     kind = ExtraTreesRegressor if numeric else ExtraTreesClassifier
     trees = kind(n_estimators=100, min_samples_leaf=2, random_state=0, bootstrap=True, oob_score=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows that all trees have seen
+        # Some rows may be seen by all trees, and have no out-of-bag prediction.
+        warnings.simplefilter("ignore")
         trees.fit(X, y)
     if numeric:
         return {"R2 out of bag": r2(y, trees.oob_prediction_)}
@@ -378,7 +381,8 @@ def plot_graph(ax: Any, nodes: list) -> None:
 
     # Edges, with the kinds of their functions if these do not overlap.
     names_edges = graph.number_of_edges() <= 8 and len(layers) <= 3
-    curved = "arc3,rad=0.12"  # so that edges over two layers do not hide behind nodes
+    # Curved, so that edges over two layers do not hide behind nodes.
+    curved = "arc3,rad=0.12"
     nx.draw_networkx_edges(
         graph,
         place,

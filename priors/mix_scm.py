@@ -35,7 +35,8 @@ class MixSCM(Prior):
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
-        from priors import prior_class  # not at the top: it imports this module to find the priors
+        # The import is not at the top, since that module imports this one to find the priors.
+        from priors import prior_class
 
         problems = []
         total = 0.0  # of the weights
@@ -58,7 +59,8 @@ class MixSCM(Prior):
             except PriorError as error:
                 problems.append(f"{key}: {error}")
                 continue
-            if cls.stored_sizes is not None:  # where it depends on options, the class has a property
+            # Where the sizes depend on options, the class has a property.
+            if cls.stored_sizes is not None:
                 problems.append(f"{key}: its tables have sizes of their own, which a mixture cannot ask for")
             else:
                 problems += build(cls, options, key)[1]
@@ -108,7 +110,8 @@ class MixSCM(Prior):
     def with_priors(self, priors: dict[str, Prior], components: dict[str, dict[str, Any]] | None = None) -> MixSCM:
         """Return a mixture of these priors, with these options and weights, by default its own."""
         other = replace(self, components=components or self.components)
-        other.priors = priors  # instead of those that the cached property would build
+        # Instead of those that the cached property would build.
+        other.priors = priors
         return other
 
     def import_loops(self) -> None:
@@ -127,7 +130,8 @@ class MixSCM(Prior):
         most = []
         for sizes in zip(*drawn, strict=True):
             known = [size for size in sizes if size is not None]
-            most.append(max(known) if len(known) == len(sizes) else None)  # one without a limit is enough
+            # One without a limit is enough.
+            most.append(max(known) if len(known) == len(sizes) else None)
         return Largest(*most)
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
@@ -151,7 +155,8 @@ class MixSCM(Prior):
 
 def build_component(name: str, options: dict[str, Any], inherited: dict[str, Any]) -> Prior:
     """Build a component from its options and weight; a synthetic one inherits the options that it does not set."""
-    from priors import build_prior, prior_class  # not at the top: they import this module to find the priors
+    # The import is not at the top, since that module imports this one to find the priors.
+    from priors import build_prior, prior_class
 
     prior_options = dict(inherited) if issubclass(prior_class(name), Realistic) else {}
     prior_options.update(options)

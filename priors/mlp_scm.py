@@ -199,7 +199,8 @@ def draw_mlp_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_c
     rng = rng_at(seed, "mlp_scm plan")
     if causal:
         num_causes = group.num_causes
-        hidden = max(group.hidden, 2 * spec.num_features + 1)  # so that one layer has variables enough
+        # So that one layer has variables enough for features and target.
+        hidden = max(group.hidden, 2 * spec.num_features + 1)
         widths = [hidden] * group.num_layers
     else:
         num_causes = spec.num_features
@@ -210,7 +211,8 @@ def draw_mlp_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_c
     for i, num_units in enumerate(widths):
         layers.append(plan_mlp_layer(rng, group, i, num_inputs, num_units))
         num_inputs = num_units
-    if not causal:  # the last layer is planned for one unit, the target, and has one of them for each choice
+    # The last layer is planned for one unit, the target, and has one of them for each choice.
+    if not causal:
         output = plan_mlp_layer(rng, group, len(layers), num_inputs, 1)
         layers.append(replace(output, num_units=num_choices))
 
@@ -308,7 +310,8 @@ def run_mlp_network(network: MLPNetwork) -> tuple[torch.Tensor, np.ndarray, torc
     x = linear_layer(network.layers[0], causes, rng, None)
     start = 0  # index of the layer's first unit
     for layer in network.layers[1:]:
-        assert layer.activation is not None  # only the first layer has none
+        # Only the first layer has none.
+        assert layer.activation is not None
         x = apply_activation(layer.activation, x, rng)
         units = indices[slice(*indices.searchsorted([start, start + layer.num_units]))] - start
         start += layer.num_units
@@ -406,7 +409,8 @@ class FourierFunction:
         low, high = map(float, x.aminmax())
         if not math.isfinite(high - low):
             return torch.full_like(x, torch.nan)
-        size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1  # of either grid: size^2 points reach beyond `high`
+        # The points of either grid: size^2 points reach beyond `high`.
+        size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1
         angles = low * self.frequencies + self.phases
         coarse_step = GRID_STEP * size * self.frequencies
         coarse = rotate(self.amplitudes * np.sin(angles), self.amplitudes * np.cos(angles), coarse_step, size)

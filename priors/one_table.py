@@ -160,7 +160,8 @@ class OneTable(Prior, DividedTables):
         rng = rng_at(seed, "rows")
         if self.side == TRAINING:
             table = rows.draw(training, spec.num_rows, spec.train_size, spec.num_features, rng)
-        else:  # rows of validation or the test, predicted from rows of training
+        else:
+            # Rows of validation or the test, predicted from rows of training.
             table = rows.draw_for(divided.sides[self.side], training, spec.num_rows, rng)
         table.source = (NAME, self.task.entry.path)
         return table

@@ -302,7 +302,8 @@ def convert_scalar(value: Any, kind: Any, key: str) -> tuple[Any, list[str]]:
         return WRONG, [f"{key} is {value!r}; it must be of type {kind.__name__}"]
     if get_origin(kind) is Literal and value not in get_args(kind):
         return WRONG, [f"{key} is {value!r}; it must be one of {', '.join(map(str, get_args(kind)))}"]
-    return value, []  # for Any, or a class that only the owner of the option can check
+    # Any type, or a class that only the owner of the option can check.
+    return value, []
 
 
 def type_name(kind: Any) -> str:
@@ -341,7 +342,8 @@ def check(options: Any, key: str = "") -> list[str]:
         The problems.
     """
     problems = wrong_types(options, key)
-    if problems:  # with wrong types, the method `problems` could fail
+    # With wrong types, the method `problems` could fail.
+    if problems:
         return problems
     problems = declared_problems(options, key)
     is_missing = any(is_required(getattr(options, name)) for name in options_of(options.__class__))
@@ -491,9 +493,11 @@ def unknown(key: str, siblings: Iterable[str], keys: Iterable[str] = (), value: 
     setting = name
     while isinstance(value, Mapping) and len(value) == 1:
         ((setting, value),) = value.items()
-    if setting == name:  # max_steps=3 may be a setting in another section
+    if setting == name:
+        # max_steps=3 may be a setting in another section.
         near += by_last_part.get(name, [])
-    else:  # in modle.embed_dim=3, the last part is most likely right
+    else:
+        # In modle.embed_dim=3, the last part is most likely right.
         near = by_last_part.get(setting, near)
     for last in closest(setting, by_last_part) if not near else []:
         near = by_last_part[last]

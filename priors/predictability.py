@@ -56,7 +56,8 @@ def check_predictability(trees: ExtraTrees) -> None:
 
     # All rows: few trees may be enough, the 25 decide.
     for num_trees in STAGES[:-1]:
-        if num_trees < trees.size:  # check_skill has looked at more trees
+        # Here check_skill has looked at more trees.
+        if num_trees < trees.size:
             continue
         z = trees.grow_to(num_trees).z_score()
         if z > CERTAIN:
@@ -168,7 +169,8 @@ class ExtraTrees:
 class NumericExtraTrees(ExtraTrees):
     """An ensemble that predicts numbers: y float32 (N,), rows of a target of variance 1; votes are float32 (N,)."""
 
-    far_below = 0.35  # R2 of few trees is lower than that of more
+    # R2 of few trees is lower than that of more.
+    far_below = 0.35
 
     def set_target(self, y: np.ndarray) -> None:
         self.y = y
@@ -188,7 +190,8 @@ class NumericExtraTrees(ExtraTrees):
     def skill(self) -> float:
         """R2, below 0 for predictions that are worse than the mean."""
         mean_errors, tree_errors = self.errors()
-        if not mean_errors.any():  # a sample of rows with the same number
+        # In a sample of rows with the same number, there is nothing to explain.
+        if not mean_errors.any():
             return 0.0
         return 1 - tree_errors.sum() / mean_errors.sum()
 
@@ -428,7 +431,8 @@ def mean_skill(y, votes, counts):
     negative = np.empty(N, np.float32)
     total = 0.0
     counted = 0
-    for label in range(1 if C == 2 else 0, C):  # two classes have the same ROC AUC
+    # Two classes have the same ROC AUC.
+    for label in range(1 if C == 2 else 0, C):
         num_positive = num_negative = 0
         for i in range(N):
             if counts[i] == 0:
@@ -443,7 +447,8 @@ def mean_skill(y, votes, counts):
         if num_positive == 0 or num_negative == 0:
             continue
         # All pairs are compared, which is vectorized: no more than a few trees take, up to FIRST_ROWS rows.
-        difference = 0  # of the numbers of pairs in which the positive or the negative row has more votes
+        # `difference` is that of the numbers of pairs in which the positive or the negative row has more votes.
+        difference = 0
         for i in range(num_positive):
             vote = positive[i]
             more = np.int32(0)

@@ -257,7 +257,8 @@ class Realistic(Prior):
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected("skill") for a table with less than min_skill."""
         if self.min_skill:
-            from priors.predictability import check_skill, trees_of  # numba takes a second to import
+            # Numba takes a second to import.
+            from priors.predictability import check_skill, trees_of
 
             check_skill(trees_of(table, rng_at(seed, "skill")), self.min_skill)
 

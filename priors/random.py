@@ -80,7 +80,8 @@ def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 def normal_array(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Draw `normals` as an array."""
-    from priors.floats import fill_normals  # importing numba takes a second, and estimators do not need it
+    # Importing numba takes a second, and estimators do not need it.
+    from priors.floats import fill_normals
 
     out = np.empty(shape, np.float32)
     fill_normals(out.reshape(-1), random_key(rng))

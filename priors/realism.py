@@ -89,7 +89,8 @@ def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random
             rates = chances(X[:, drivers].T, rates, rng)
         missing[:, columns] = (rng.random((len(columns), len(X)), dtype=np.float32) < rates).T
 
-    for column in np.flatnonzero(missing[:train_size].all(0)):  # a column keeps one labeled value at least
+    # A column keeps one labeled value at least.
+    for column in np.flatnonzero(missing[:train_size].all(0)):
         missing[rng.integers(train_size), column] = False
     return missing, f"{missing.mean():.1%} of the cells missing {mechanism}"
 

@@ -91,7 +91,8 @@ class Registry(Mapping[str, Any]):
     def _add(self, name: str, entry: Any, module: str, facts: dict[str, Any]) -> Any:
         """Register an entry on behalf of a module, and return it; see `__call__`."""
         registered = self._entries.get(name)
-        if registered is not None and self.place(name) != place_of(entry):  # a module may be imported twice
+        # A module may be imported twice.
+        if registered is not None and self.place(name) != place_of(entry):
             problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
             raise self.error(f"{problem}; rename one of them")
         # The entry, or a record of it with its facts.
@@ -101,7 +102,8 @@ class Registry(Mapping[str, Any]):
         if self.record is not None:
             try:
                 added = load(self.record)(entry, **facts)
-            except TypeError as error:  # a fact that is missing or unknown
+            except TypeError as error:
+                # A fact is missing or unknown.
                 door = self.kind.removesuffix(" rule").replace(" ", "_")
                 raise self.error(f"register.{door}({name!r}): {str(error).partition(' ')[2]}") from None
         self._entries[name] = added
@@ -141,7 +143,8 @@ class Registry(Mapping[str, Any]):
         if isinstance(entry, str):
             try:
                 self._entries[name] = load(entry)
-            except (Exception, SystemExit) as error:  # importing a module may fail in any way
+            except (Exception, SystemExit) as error:
+                # Importing a module may fail in any way.
                 problem = f"the {self.kind} {name} = {entry!r} cannot be loaded: {describe(error)}"
                 raise self.error(problem) from error
         return self._entries[name]
@@ -194,7 +197,8 @@ def is_ours(module: str) -> bool:
 def load_installed() -> None:
     """Import the installed plug-ins, once. A broken one is an error only where it is needed, see `broken`."""
     global _installed_loaded
-    with LOCK:  # other threads wait until all are registered; this one may ask for names while it imports a plug-in
+    # Other threads wait until all are registered; this one may ask for names while it imports a plug-in.
+    with LOCK:
         if _installed_loaded:
             return
         _installed_loaded = True
@@ -207,7 +211,8 @@ def load_installed() -> None:
                         prior._add(entry.name, f"{entry.module}:{entry.attr}", entry.module, {})
                     else:
                         entry.load()
-                except (Exception, SystemExit) as error:  # a plug-in may fail in any way
+                except (Exception, SystemExit) as error:
+                    # A plug-in may fail in any way.
                     _broken.append(f"{owner(entry)} cannot be imported: {describe(error)}")
                     # Said at once, too: another plug-in may have what this one was to register.
                     warnings.warn(_broken[-1], RuntimeWarning, stacklevel=2)

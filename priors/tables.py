@@ -194,7 +194,8 @@ class FolderOfTables(Prior, DividedTables):
 
         # Which ones are not for training.
         for side in (VALIDATION, TEST):
-            paths = sorted({task.entry.path for task in self.sides[side]})  # a file may have several targets
+            # A file may have several targets.
+            paths = sorted({task.entry.path for task in self.sides[side]})
             if paths:
                 lines.append(f"{len(paths)} for {side}: {shortened(paths, most)}")
         if self.sides[VALIDATION] and not self.sides[TEST]:

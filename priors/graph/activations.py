@@ -59,7 +59,8 @@ class PlainActivation:
 
     @classmethod
     def draw(cls, scalars: Scalars, kinds: tuple[str, ...] = PLAIN_KINDS) -> PlainActivation:
-        kind = kinds[scalars.integer(LOCAL, 0, len(kinds))]  # uniform, even with the corrected preset
+        # A uniform draw, which the corrected preset does not skew: the repetitions in `kinds` are the weights.
+        kind = kinds[scalars.integer(LOCAL, 0, len(kinds))]
         if kind == "fixed":
             return cls(scalars.choice("activation", FIXED))
         if kind == "integer_power":
@@ -82,6 +83,7 @@ class PlainActivation:
         """One of the functions that have no code."""
         match self.name:
             case "inverse_power":
+                # 1e-3 bounds the values near 0.
                 return x.abs().add_(1e-3).pow_(-self.power)
             case "integer_power":
                 return x.pow(int(self.power))
@@ -136,7 +138,8 @@ class Activation:
         rows = rng.integers(x.shape[1], size=x.shape[0])
         scale = np.float32(self.scale)
         out = np.empty_like(x)
-        if self.plain.name in CODES:  # all of it in one compiled loop
+        # A function of single values: all of it is one compiled loop.
+        if self.plain.name in CODES:
             activate(x, out, rows, scale, CODES[self.plain.name], np.float32(self.plain.power))
             return out
         shift(x, out, rows, scale)
@@ -147,12 +150,14 @@ class Activation:
 
 @njit(inline="always")
 def expm1(x):
+    """e^x - 1, without the cancellation near 0."""
     value, _ = exp2_minus_1(x * np.float32(1 / np.log(2)))
     return value
 
 
 @njit(inline="always")
 def tanh(x):
+    """tanh(x); NaN stays NaN by the last term."""
     # 2 / (e^2x + 1) - 1 would lose small x; beyond 9 the value is 1.
     e = expm1(min(max(x, np.float32(-9.0)), np.float32(9.0)) * np.float32(2.0))
     return e / (e + np.float32(2.0)) + x * ZERO
@@ -160,6 +165,7 @@ def tanh(x):
 
 @njit(inline="always")
 def sigmoid(x):
+    """1 / (1 + e^-x); NaN stays NaN by the last term."""
     return ONE / (ONE + accurate_exponential(min(-x, np.float32(88.0)))) + x * ZERO
 
 
@@ -178,6 +184,7 @@ def cos_of_turns(u):
 @njit("void(f4[::1], i8)", cache=True, fastmath=FASTMATH, error_model="numpy")
 def apply_piecewise(x, code):
     """The part of `apply` for the codes of PIECEWISE."""
+    # The branches are outside of the loops, which are vectorized.
     if code == LEAKY_RELU:
         for j in range(len(x)):
             x[j] = x[j] if x[j] >= ZERO else x[j] * np.float32(0.01)
@@ -192,6 +199,7 @@ def apply_piecewise(x, code):
             x[j] = min(max(x[j], -ONE), ONE)
     elif code == SIGN:
         for j in range(len(x)):
+            # 1 at 0, where np.sign has 0.
             x[j] = ONE if x[j] >= ZERO else -ONE
     elif code == HEAVISIDE:
         for j in range(len(x)):
@@ -262,7 +270,8 @@ def apply(x, code, power):
 
 @njit("UniTuple(f4, 2)(f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")
 def mean_and_inverse_std(row):
-    """Mean and 1 / standard deviation of a feature; 0 and not infinity for a constant one, of any value."""
+    """Mean and 1 / standard deviation of a feature; 1e10, and not infinity, for a constant one of any value."""
+    # Differences from the first value, so that the mean of a constant is exact and its deviations are 0.
     first = row[0]
     total = np.float32(0.0)
     for j in range(len(row)):
@@ -278,6 +287,7 @@ def mean_and_inverse_std(row):
 def standardize_feature(row, factor):
     """(row - mean) / (standard deviation + 1e-4) * factor, in place."""
     mean, inverse_std = mean_and_inverse_std(row)
+    # With i = 1 / std, i / (1 + 1e-4 i) is 1 / (std + 1e-4).
     scale = factor * inverse_std / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
     for j in range(len(row)):
         row[j] = (row[j] - mean) * scale
@@ -328,7 +338,8 @@ def rank_features(x):
             rank[:] = np.float32(0.0)
             for k in range(n):
                 other = x[k, start : start + size]
-                if k < i:  # of equal values the first counts as smaller
+                # Of equal values the first counts as smaller.
+                if k < i:
                     for j in range(size):
                         rank[j] += np.float32(1.0) if other[j] <= ranked[j] else np.float32(0.0)
                 else:

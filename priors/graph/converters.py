@@ -64,7 +64,8 @@ def convert_numeric(x: np.ndarray, converters: list[Numeric]) -> tuple[np.ndarra
     b = np.array([converters[i].b for i in warped], np.float32)
     y = x.copy()
     warp_features(y, np.array(warped), a, b)
-    warp_flow = converters[warped[0]].warp_flow  # all warps of a table have the same
+    # All warps of a table have the same.
+    warp_flow = converters[warped[0]].warp_flow
     return y, (y if warp_flow else x)
 
 
@@ -96,6 +97,7 @@ class Categorical:
         mode = scalars.choice("categorical", CATEGORICAL_MODES)
         converter = cls(mode, cardinality, width=cardinality)
         if mode.startswith("neighbor"):
+            # With probability 1/2, fewer values than categories decide which center is near.
             if scalars.flag("categorical.narrow"):
                 converter.width = scalars.integer(LOCAL, 1, cardinality, log=True)
             converter.p = scalars.real("categorical.p", 0.5, 4.0, log=True)
@@ -118,12 +120,15 @@ class Categorical:
         self, x: np.ndarray, rng: np.random.Generator, flows: bool = True
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """x (width, N) -> categories int64 (N,), values that flow on float32 (width, N), or None unless `flows`."""
+        # The categories; a table with fewer rows than categories has fewer centers.
         if self.mode.startswith("neighbor"):
             num_rows = x.shape[1]
             points = random_centers(x, min(self.cardinality, num_rows), rng)  # (categories, width)
             index = nearest_centers(x, points, self.p)
         else:
             index = self.sample_softmax(x, rng)
+
+        # What flows on.
         if not flows:
             return index, None
         match self.mode:
@@ -139,6 +144,7 @@ class Categorical:
 
     def sample_softmax(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Categories int64 (N,) drawn from the softmax over the standardized values of each row of x (width, N)."""
+        # 1e-4 keeps the logarithm of a negligible share above -9.3.
         log_shares = np.log(self.shares.compute(rng)[0] + np.float32(1e-4))
         return sample_softmax(x, np.float32(self.factor), log_shares, random_key(rng))
 
@@ -152,13 +158,15 @@ def warp_features(x, features, a, b):
     one = np.float32(1.0)
     for i in range(len(features)):
         row = x[features[i]]
+        # The range. Minima and maxima pass over NaN, which the sum of zeros keeps.
         low, high, total = row[0], row[0], np.float32(0.0)
         for j in range(len(row)):
             low, high = min(low, row[j]), max(high, row[j])
             total += row[j] * np.float32(0.0)
-        if total != total:  # minima and maxima pass over NaN
+        if total != total:
             row[:] = np.nan
             continue
+        # The distribution function of Kumaraswamy. A constant feature has u = 0.
         span = max(high - low, np.float32(1e-30))
         for j in range(len(row)):
             u = accurate_power(min((row[j] - low) / span, one), a[i])
@@ -213,8 +221,9 @@ def sample_softmax(x, factor, log_shares, key):
     point = total
     for j in range(rows):
         point[j] *= uniform(scramble(key + np.uint64(j)))
+    # The last sum is left out: a point may be rounded up to it, and would get category k.
     category = np.zeros(rows, np.int64)
-    for i in range(k - 1):  # not the last sum, to which a point may be rounded up: that would be category k
+    for i in range(k - 1):
         row = cumulative[i]
         for j in range(rows):
             category[j] += 1 if row[j] <= point[j] else 0

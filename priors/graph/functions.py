@@ -1,4 +1,9 @@
-"""The eight kinds of random functions (n, N) -> (m, N) of TabICLv2 (arXiv 2602.11139, appendix), and random points."""
+"""The eight kinds of random functions (n, N) -> (m, N) of TabICLv2 (arXiv 2602.11139, appendix), and random points.
+
+`draw(scalars, n, m, num_rows)` decides about a function from n features to m, for tables of N = num_rows rows. Calling
+the function with x, float32 (n, N), and a generator computes its values, float32 (m, N); all other random numbers, such
+as the entries of a matrix, come from this generator.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +61,7 @@ def nearest_centers(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
 def combine_features(weights: np.ndarray, features: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
     """weights (m, k) @ features(x) (k, N) -> (m, N), computed in chunks of rows whose features are small."""
     num_rows = x.shape[1]
+    # A row of a chunk has its n inputs and k features.
     most_rows = max(64, CHUNK // (x.shape[0] + weights.shape[1]))
     if num_rows <= most_rows:
         return matmul(weights, features(x))
@@ -94,6 +100,7 @@ class MLP:
     def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> MLP:
         width = scalars.integer("mlp.width", 1, 128, log=True)
         layers = scalars.integer("mlp.layers", 1, 4, log=True)
+        # n -> width -> ... -> m
         sizes = [n] + [width] * (layers - 1) + [m]
         steps: list[Activation | Linear] = []
         if scalars.flag("mlp.activation_before"):
@@ -308,10 +315,12 @@ CHEAP_FUNCTIONS = (GP, Tree, Discretize, Linear, Quadratic)
 
 
 def draw_function(scalars: Scalars, n: int, m: int, num_rows: int) -> Function:
+    """Draw one of the eight kinds."""
     return scalars.choice("function", FUNCTIONS).draw(scalars, n, m, num_rows)
 
 
 def draw_cheap_function(scalars: Scalars, n: int, m: int, num_rows: int) -> Function:
+    """Draw one of the five kinds that are a part of others: of products, and of categorical columns."""
     return scalars.choice("cheap_function", CHEAP_FUNCTIONS).draw(scalars, n, m, num_rows)
 
 
@@ -359,6 +368,7 @@ class Points:
                 return normal_array(rng, self.n, size)
             case "ball":
                 return kernels.ball_points(self.n, size, random_key(rng))
+        # Correlated: a normal matrix (n, n), its columns scaled by the axes, times uniform or normal points.
         x = normal_array(rng, self.n, size) if self.gaussian else kernels.cube_points(self.n, size, random_key(rng))
         transformation = normal_array(rng, self.n, self.n)
         transformation *= self.axes.compute(rng)

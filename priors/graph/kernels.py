@@ -40,6 +40,7 @@ def p_distances(x, centers, p, outer):
     total = np.empty(BLOCK, np.float32)
     for start in range(0, rows, BLOCK):
         stop = min(start + BLOCK, rows)
+        # The sums of a block of rows stay in the cache while the features pass by.
         for k in range(centers.shape[0]):
             total[:] = np.float32(0.0)
             for i in range(x.shape[0]):
@@ -67,12 +68,14 @@ def nearest_centers(x, centers, p):
         stop = min(start + BLOCK, rows)
         best[:] = np.float32(np.inf)
         index[:] = np.int32(0)
+        # The sums of powers of a block of rows to one center at a time, which stay in the cache.
         for k in range(centers.shape[0]):
             total[:] = np.float32(0.0)
             for i in range(x.shape[0]):
                 center, column = centers[k, i], x[i, start:stop]
                 for j in range(stop - start):
                     total[j] += rough_power(abs(column[j] - center), p)
+            # Strictly smaller: of equally near centers the first one stays.
             for j in range(stop - start):
                 closer = total[j] < best[j]
                 best[j] = total[j] if closer else best[j]
@@ -100,21 +103,25 @@ def oblivious_trees(x, dims, thresholds, leaves):
     Bit d of the number of a row's leaf in tree t is x[dims[t, d]] > thresholds[t, d].
     """
     rows, (trees, depth), m = x.shape[1], dims.shape, leaves.shape[2]
-    width = -(-m // LANES) * LANES  # whole vectors
+    # Leaves of whole vectors, padded with zeros, so that sums over them have no remainder.
+    width = -(-m // LANES) * LANES
     padded = np.zeros((trees, leaves.shape[1], width), np.float32)
     for t in range(trees):
         for leaf_index in range(leaves.shape[1]):
             for i in range(m):
                 padded[t, leaf_index, i] = leaves[t, leaf_index, i]
     out = np.empty((m, rows), np.float32)
-    block = min(BLOCK, max(32, 2**13 // width))  # sums of 32 KB stay in the first-level cache
+    # The sums of a block, 32 KB unless leaves are very wide, stay in the first-level cache.
+    block = min(BLOCK, max(32, 2**13 // width))
     code = np.empty((GROUP, block), np.int32)
     total = np.empty((block, width), np.float32)
     scale = np.float32(1.0 / trees)
+
     for start in range(0, rows, block):
         stop = min(start + block, rows)
         total[:] = np.float32(0.0)
         for t in range(trees):
+            # The leaf of each row: the test of level d is bit d of its number.
             leaf_of_row = code[t % GROUP]
             leaf_of_row[:] = np.int32(0)
             for d in range(depth):
@@ -122,17 +129,20 @@ def oblivious_trees(x, dims, thresholds, leaves):
                 bit = np.int32(1 << d)
                 for j in range(stop - start):
                     leaf_of_row[j] += bit if column[j] > threshold else np.int32(0)
+            # The leaves of the last four trees: the sums are loaded and stored once for all of them.
             if t % GROUP == GROUP - 1:
                 for j in range(stop - start):
                     a, b = padded[t - 3, code[0, j]], padded[t - 2, code[1, j]]
                     c, d = padded[t - 1, code[2, j]], padded[t, code[3, j]]
                     for i in range(width):
                         total[j, i] += (a[i] + b[i]) + (c[i] + d[i])
+        # Up to three trees that are left.
         for t in range(trees - trees % GROUP, trees):
             for j in range(stop - start):
                 leaf = padded[t, code[t % GROUP, j]]
                 for i in range(width):
                     total[j, i] += leaf[i]
+        # The mean over the trees, (block, width) -> (m, block).
         for i in range(m):
             for j in range(stop - start):
                 out[i, start + j] = total[j, i] * scale
@@ -216,6 +226,7 @@ def soft_assignment(x, centers, sigma, p, q):
 
     x (n, N), centers (k, n), sigma (k,)
     """
+    # (sum |x - c|^p)^(q / p) is ||x - c||_p^q.
     out = p_distances(x, centers, p, q / p)
     k, rows = out.shape
     highest = np.empty(BLOCK, np.float32)
@@ -224,6 +235,7 @@ def soft_assignment(x, centers, sigma, p, q):
         size = min(BLOCK, rows - start)
         highest[:] = np.float32(-np.inf)
         total[:] = np.float32(0.0)
+        # Logits, and the largest of each row: exponentials of differences from it do not overflow.
         for i in range(k):
             row = out[i, start : start + size]
             factor = sigma[i] ** -q
@@ -231,11 +243,13 @@ def soft_assignment(x, centers, sigma, p, q):
             for j in range(size):
                 row[j] = constant - factor * row[j]
                 highest[j] = max(highest[j], row[j])
+        # These exponentials, at most 1, and their sums.
         for i in range(k):
             row = out[i, start : start + size]
             for j in range(size):
                 row[j] = exponential(row[j] - highest[j])
                 total[j] += row[j]
+        # One division for each row, then products.
         for j in range(size):
             total[j] = np.float32(1.0) / total[j]
         for i in range(k):
@@ -288,7 +302,7 @@ def pair_products(x):
             for r in range(rows):
                 product[r] = a[r] * b[r]
             k += 1
-        out[k] = x[i]
+        out[k] = x[i]  # z_i times the constant
         k += 1
     out[k] = np.float32(1.0)
     return out
@@ -299,6 +313,7 @@ def fill_radii(out, decay, scale, key):
     """Fill out (size,) with scale times draws from the density (decay - 1) (1 + r)^-decay, by its inverse CDF."""
     exponent = np.float32(1.0) / (np.float32(1.0) - decay)
     for i in range(len(out)):
+        # Uniform in [1e-6, 1 - 1e-6): a radius is at most (10^6)^(1 / (decay - 1)) - 1 times scale.
         u = np.float32(1e-6) + np.float32(1 - 2e-6) * uniform(scramble(key + np.uint64(i)))
         radius, _ = exp2_minus_1(exponent * log2_of(u))
         out[i] = scale * radius
@@ -311,6 +326,7 @@ def mixed_frequencies(size, n, decay, scale, slope, spread, key):
     Column i of the matrix, that of input i, is multiplied by a weight (see fill_weights) and by scale. The frequencies
     are the product of the two.
     """
+    # The matrix: each input has a weight and a direction of its own.
     weights = np.empty((1, n), np.float32)
     fill_weights(weights, slope, spread, key)
     key += np.uint64(2 * n)
@@ -320,6 +336,8 @@ def mixed_frequencies(size, n, decay, scale, slope, spread, key):
     for j in range(n):
         for i in range(n):
             mixing[j, i] *= weights[0, i] * scale
+
+    # Radii times directions: a normal vector over its norm is uniform on the sphere. 1e-30 avoids a division by zero.
     radii = np.empty(size, np.float32)
     fill_radii(radii, decay, np.float32(1.0), key)
     key += np.uint64(size)
@@ -350,6 +368,7 @@ def distinct_integers(high, size, key):
 def ball_points(n, size, key):
     """Points, uniform in the unit ball of dimension n, float32 (n, size)."""
     out = np.empty((n, size), np.float32)
+    # A normal vector over its norm is uniform on the sphere.
     fill_normals(out.reshape(-1), key)
     key += np.uint64(n * size)
     scale = np.full(size, np.float32(1e-30))
@@ -358,6 +377,7 @@ def ball_points(n, size, key):
         for j in range(size):
             scale[j] += row[j] * row[j]
     for j in range(size):
+        # The ball of radius r has a share r^n of the volume of the unit ball.
         radius = power(uniform(scramble(key + np.uint64(j))), np.float32(1.0 / n))
         scale[j] = radius / np.sqrt(scale[j])
     for i in range(n):

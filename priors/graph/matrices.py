@@ -61,7 +61,8 @@ class Matrix:
 
     @classmethod
     def draw(cls, scalars: Scalars, n: int, m: int, batch: int = 1, kinds: tuple[str, ...] = KINDS) -> Matrix:
-        kind = scalars.choice("matrix" if kinds is KINDS else "inner_matrix", kinds)  # inner: of another activation
+        # The matrices inside of an activation have choices of their own, since one kind is missing there.
+        kind = scalars.choice("matrix" if kinds is KINDS else "inner_matrix", kinds)
         matrix = cls(kind, batch, n, m)
         if kind == "weights":
             matrix.weights = Weights.draw(scalars, m, batch * n)
@@ -71,7 +72,8 @@ class Matrix:
             matrix.points = (MixturePoints.draw(scalars), MixturePoints.draw(scalars))
             matrix.decay = scalars.real("matrix.decay", 0.1, 10.0, log=True)
         elif kind == "activation":
-            matrix.inner = cls.draw(scalars, n, m, batch, KINDS[:-1])  # any kind but "activation"
+            # Any other kind, since activations could nest without end.
+            matrix.inner = cls.draw(scalars, n, m, batch, KINDS[:-1])
             matrix.activation = PlainActivation.draw(scalars)
         return matrix
 
@@ -98,8 +100,10 @@ class Matrix:
             case "weights":
                 matrix = weighted_normals(self.m, weights.slope, weights.spread, random_key(rng))
             case "singular_values":
+                # U diag(w) V, with normal U (n, min(n, m)) and V (min(n, m), m).
                 matrix = weighted_products(self.n, weights.size, self.m, weights.slope, weights.spread, random_key(rng))
             case "kernel":
+                # exp(-decay |a_i - b_j|) with random signs.
                 of_rows, of_columns = self.points
                 a = of_rows.compute(rng, self.batch * self.n)
                 b = of_columns.compute(rng, self.batch * self.m)
@@ -114,6 +118,7 @@ def weighted_normals(n, slope, spread, key):
     """Standard normals (batch, n) times weights as of fill_weights; slope, spread (batch,)."""
     out = np.empty((len(slope), n), np.float32)
     fill_weights(out, slope, spread, key)
+    # A weight takes two counters, one for its noise and one for its place, see fill_weights.
     normal = np.empty(n, np.float32)
     key += np.uint64(2 * out.size)
     for r in range(len(slope)):
@@ -131,6 +136,7 @@ def weighted_products(n, k, m, slope, spread, key):
     weights = np.empty((batch, k), np.float32)
     fill_weights(weights, slope, spread, key)
     key += np.uint64(2 * weights.size)
+    # Row r is the sum of left_i * weight_i times row i of `right`, with its own `left` and the `right` of its matrix.
     left = np.empty(k, np.float32)
     right = np.empty((k, m), np.float32)
     out = np.zeros((batch * n, m), np.float32)
@@ -156,12 +162,15 @@ def mixture_points(size, components, dim, slope, spread, key):
     and the scales of the columns of each component's Gaussian matrix, which are also multiplied by exp(g + h * normal)
     with g and h shared by the components.
     """
+    # Weights: the components' probabilities, (1, components), and the scales of the columns, (components, dim).
     shares = np.empty((1, components), np.float32)
     fill_weights(shares, slope[:1], spread[:1], key)
     key += np.uint64(2 * components)
     shapes = np.empty((components, dim), np.float32)
     fill_weights(shapes, slope[1:], spread[1:], key)
     key += np.uint64(2 * components * dim)
+
+    # All other parameters, standard normal: g, h, sizes (components,), centers, and matrices (components, dim, dim).
     parameters = np.empty(2 + components * (1 + dim + dim * dim), np.float32)
     fill_normals(parameters, key)
     key += np.uint64(len(parameters))
@@ -169,10 +178,14 @@ def mixture_points(size, components, dim, slope, spread, key):
     sizes = parameters[2 : 2 + components]
     centers = parameters[2 + components : 2 + components * (1 + dim)].reshape(components, dim)
     spread = parameters[2 + components * (1 + dim) :].reshape(components, dim, dim)
+
+    # Scale the columns of the matrices.
     for c in range(components):
         for i in range(dim):
             for j in range(dim):
                 spread[c, i, j] *= shapes[c, j] * np.exp(g + h * sizes[c])
+
+    # The points: a component by the inverse CDF of the probabilities, then center + matrix @ normal.
     bounds = np.cumsum(shares[0])
     out = np.empty((dim, size), np.float32)
     normal = np.empty(dim + 1, np.float32)
@@ -182,6 +195,7 @@ def mixture_points(size, components, dim, slope, spread, key):
         c = 0
         while c < components - 1 and u >= bounds[c]:
             c += 1
+        # Normals come in pairs, so an odd dim leaves one over.
         for i in range(0, dim, 2):
             normal[i], normal[i + 1] = normal_pair(scramble(key))
             key += np.uint64(1)
@@ -201,11 +215,13 @@ def kernel_matrices(a, b, batch, decay, key):
     for r in range(batch * n):
         start = r // n * m
         row = out[r]
+        # Squared distances, dimension by dimension, so that the inner loop runs over a row.
         for d in range(a.shape[0]):
             value = a[d, r]
             for j in range(m):
                 row[j] += (value - b[d, start + j]) * (value - b[d, start + j])
         for j in range(m):
+            # The sign is the highest of 64 random bits.
             sign = np.float32(np.int64(scramble(key + np.uint64(j)) >> np.uint64(63)) * 2 - 1)
             row[j] = sign * exponential(-decay * np.sqrt(row[j]))
         key += np.uint64(m)
@@ -227,6 +243,7 @@ def normalize_rows(matrix, noise, key):
         square = np.float32(0.0)
         for i in range(n):
             square += row[i] * row[i]
+        # 1e-6 avoids a division by zero.
         scale = np.float32(1.0) / (np.sqrt(square) + np.float32(1e-6))
         for i in range(n):
             row[i] *= scale

@@ -79,7 +79,8 @@ class Node:
     def edges(self) -> list[tuple[int, Function]]:
         """Each parent with the function that reads it."""
         functions = self.functions
-        if self.combine == "concat":  # one function reads all parents
+        # One function reads all parents.
+        if self.combine == "concat":
             functions = functions * len(self.parents)
         return list(zip(self.parents, functions, strict=True))
 
@@ -136,6 +137,7 @@ class GraphPlan:
 
 def draw_cardinalities(scalars: Scalars, num_features: int, limit: int) -> list[int]:
     """Draw the number of categories of each categorical feature, at most `limit`; other features are numeric."""
+    # The share of categorical features is 0 in 29 % of the tables, and 1 in 12 %.
     share = min(max(scalars.real(LOCAL, -0.5, 1.2), 0.0), 1.0)
     num_categorical = round(num_features * share)
     # Those of some features are independent, those of the others follow one distribution of the table, up to 9.
@@ -158,6 +160,7 @@ def draw_parents(rng: np.random.Generator, num_nodes: int, offset: float = 0.0) 
     a = rng.standard_cauchy()
     b = rng.standard_cauchy(num_nodes)
     c = rng.standard_cauchy(num_nodes)
+    # Cauchy draws have any size, and exp overflows at 710.
     logits = np.clip(a + offset + b[:, None] + c[None, :], -700, 700)
     edges = (rng.random((num_nodes, num_nodes)) < 1 / (1 + np.exp(-logits))).tolist()  # [child][parent]
     return [[parent for parent in range(child) if edges[child][parent]] for child in range(num_nodes)]
@@ -167,6 +170,7 @@ def ancestors(parents: list[list[int]]) -> list[int]:
     """Return the node itself and its ancestors, for each node, as a bit mask: bit i of entry j is set if i is one."""
     masks: list[int] = []
     for node, its_parents in enumerate(parents):
+        # Parents come first, so their masks are complete.
         mask = 1 << node
         for parent in its_parents:
             mask |= masks[parent]
@@ -251,9 +255,13 @@ def draw_node(plan: GraphPlan, index: int) -> Node:
     """Draw a node, after its parents."""
     scalars = plan.scalars
     num_rows = plan.num_rows
+    # The columns and their slices, in addition to the width of the node itself. As in draw_plan, the order of all draws
+    # here decides what a seed means.
     columns = [draw_column(plan, column) for column in plan.columns[index]]
     width = scalars.integer("width", 1, 32, log=True) + sum(column.converter.width for column in columns)
     parents = plan.parents[index]
+
+    # What all nodes have.
     node = Node(
         index,
         parents,
@@ -263,6 +271,8 @@ def draw_node(plan: GraphPlan, index: int) -> Node:
         importance=scalars.real("importance", 0.1, 10.0, log=True),
         noise=scalars.real("noise", 1e-5, 1.0, log=True) if plan.node_noise else 0.0,
     )
+
+    # Where the values come from: random points, one function of all parents, or one function of each parent.
     width_of = {other.index: other.width for other in plan.drawn}
     widths = [width_of[parent] for parent in parents]
     if not parents:
@@ -284,7 +294,8 @@ def execute_plan(plan: GraphPlan) -> tuple[np.ndarray, np.ndarray]:
     # A numeric target is the last column: its index, -1, modulo their number.
     columns = np.empty((plan.num_features + numeric_target, plan.num_rows), np.float32)
     labels = order = None
-    last_reader: dict[int, int] = {}  # of the values of a node, after which they are dropped
+    # The last node that reads the values of another one, after which these are dropped.
+    last_reader: dict[int, int] = {}
     for index in plan.columns:
         for parent in plan.parents[index]:
             last_reader[parent] = index
@@ -332,7 +343,8 @@ def execute_plan(plan: GraphPlan) -> tuple[np.ndarray, np.ndarray]:
 
     if numeric_target:
         return columns[:-1].T, columns[-1]
-    if order is not None:  # labeled and query rows would hold different classes otherwise
+    # Otherwise labeled and query rows would hold different classes.
+    if order is not None:
         columns = columns[:, order]
         labels = labels[order]
     return columns.T, labels
@@ -393,6 +405,7 @@ def logsumexp(a, b, out):
     for i in range(a.shape[0]):
         p, q, row = a[i], b[i], out[i]
         for j in range(len(row)):
+            # The maximum passes over NaN, which the last term keeps.
             high = max(p[j], q[j])
-            lost = (p[j] + q[j]) * np.float32(0.0)  # NaN if one of them is, over which the maximum passes
+            lost = (p[j] + q[j]) * np.float32(0.0)
             row[j] = high + log1p_exp(min(p[j], q[j]) - high) + lost

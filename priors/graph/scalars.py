@@ -49,15 +49,18 @@ class Scalars:
         """One draw in [0, 1]."""
         if name == LOCAL:
             return self.rng.random()
+        # A block of 16 costs little more than one draw.
         units = self._units.get(name)
-        if not units:  # a block of 16 costs little more than one draw
+        if not units:
             units = self._units[name] = self.rng.beta(*self.beta(name), 16).tolist()
         return units.pop()
 
     def real(self, name: str, low: float, high: float, log: bool = False, edges: bool = False) -> float:
         """One draw in [low, high], linear in the logarithm if `log`; edges: both ends have a mass of their own."""
+        # The call of `unit` is avoided where possible, since there are 500 draws a table.
         units = self._units.get(name)
-        u = units.pop() if units else self.unit(name)  # the call is avoided, since there are 500 draws a table
+        u = units.pop() if units else self.unit(name)
+        # A uniform u is 0 and 1 with probability 1/12 each.
         if edges:
             u = min(max(1.2 * u - 0.1, 0.0), 1.0)
         if log:
@@ -68,17 +71,19 @@ class Scalars:
         self, name: str, size: int, low: float, high: float, log: bool = False, edges: bool = False
     ) -> np.ndarray:
         """float64 (size,): draws as of `real`."""
-        if size == 1:  # the commonest case: 1 us instead of 7
+        # The commonest case: 1 us instead of 7.
+        if size == 1:
             return np.array([self.real(name, low, high, log, edges)])
         if name == LOCAL:
             u = self.rng.random(size)
         else:
             a, b = self.beta(name)
             u = self.rng.beta(a, b, size)
+        # np.clip would take twice the time, and a power ten times that of the exponential.
         if edges:
-            u = np.minimum(np.maximum(1.2 * u - 0.1, 0.0), 1.0)  # np.clip takes twice the time
+            u = np.minimum(np.maximum(1.2 * u - 0.1, 0.0), 1.0)
         if log:
-            return low * np.exp(math.log(high / low) * u)  # a tenth of the time of numpy's powers
+            return low * np.exp(math.log(high / low) * u)
         return low + (high - low) * u
 
     def integer(self, name: str, low: int, high: int, log: bool = False, edges: bool = False) -> int:
@@ -89,15 +94,18 @@ class Scalars:
         """One of the options."""
         if not self.skewed_choices:
             return options[int(self.rng.random() * len(options))]
+        # The probabilities, drawn once for each name and number of options.
         key = (name, len(options))
         if key not in self._thresholds:
             weights = Weights.draw(self, len(options)).compute(self.rng)[0]
             self._thresholds[key] = np.cumsum(weights).tolist()
         thresholds = self._thresholds[key]
+        # The first option whose threshold is u or more.
         u = self.rng.random() * thresholds[-1]
-        return options[bisect.bisect_left(thresholds, u)]  # the first whose threshold is u or more
+        return options[bisect.bisect_left(thresholds, u)]
 
     def flag(self, name: str) -> bool:
+        """One choice between False and True."""
         return self.choice(name, (False, True))
 
 
@@ -114,6 +122,7 @@ class Weights:
 
     @classmethod
     def draw(cls, scalars: Scalars, size: int, batch: int = 1) -> Weights:
+        # With the smallest slope and without noise, no weight is below exp(-0.1) = 0.9 of the largest.
         slope = scalars.reals("weights.slope", batch, 0.1 / math.log(1 + size), 6.0, log=True, edges=True)
         spread = scalars.reals("weights.spread", batch, 1e-4, 10.0, log=True)
         return cls(size, slope, spread)
@@ -135,11 +144,13 @@ def fill_weights(out, slope, spread, key):
     key += np.uint64(out.size)
     for r in range(batch):
         row = out[r]
+        # Logarithms of the weights, and the largest: exponentials of differences from it do not overflow.
         a, b = np.float32(slope[r]), np.float32(spread[r])
         highest = np.float32(-np.inf)
         for i in range(n):
             row[i] = b * row[i] - a * log_rank[i]
             highest = max(highest, row[i])
+        # Scale to the norm; so there is no need for the sum of a softmax.
         square = np.float32(0.0)
         for i in range(n):
             row[i] = exponential(row[i] - highest)
@@ -147,6 +158,7 @@ def fill_weights(out, slope, spread, key):
         scale = np.float32(math.sqrt(n / square))
         for i in range(n):
             row[i] *= scale
+        # Weights are in the order of their ranks: shuffle them (Fisher and Yates).
         for i in range(n - 1, 0, -1):
             j = integer_below(scramble(key), i + 1)
             key += np.uint64(1)

@@ -185,7 +185,8 @@ class MixedTables(RealTables):
     @property
     def kind_of_clusters(self) -> str:  # type: ignore[override]
         kinds = {tables.kind_of_clusters for tables in self.real.values()}
-        if len(self.real) < len(self.mixture.priors):  # some components are synthetic
+        # Some components are synthetic.
+        if len(self.real) < len(self.mixture.priors):
             kinds.add(RealTables.kind_of_clusters)
         return " and ".join(sorted(kinds))
 
@@ -218,7 +219,8 @@ class MixedTables(RealTables):
             counts = tables.eligible(rows, numeric) if is_drawn else None
             if counts is not None:
                 counts_of_components.append(counts)
-        return min(counts_of_components, default=None)  # compares `long_enough` first
+        # The comparison begins with `long_enough`.
+        return min(counts_of_components, default=None)
 
     def fingerprint(self) -> str:
         return "".join(tables.fingerprint() for tables in self.real.values())

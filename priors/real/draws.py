@@ -228,7 +228,8 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
         kept = min(common, max_classes - 1)
     rest = counts[order[kept:]].sum()
     if 0 < rest < MIN_CLASS_ROWS:
-        kept -= 1  # the rest is too small to be a class, and is merged with the rarest class that is kept
+        # The rest is too small to be a class, and is merged with the rarest class that is kept.
+        kept -= 1
     num_classes = min(kept + 1, len(distinct))
     if num_classes < 2:
         raise Rejected("classes")
@@ -263,7 +264,8 @@ def prepare_columns(frame: pd.DataFrame, train_size: int, norm_method: str, keep
         "constant": no column varies; "nan": a number is not finite.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about columns whose power cannot be fitted
+        # Columns whose power cannot be fitted are no problem here.
+        warnings.simplefilter("ignore")
         encoder = FeatureEncoder(keeps_missing).fit(frame.iloc[:train_size])
         if len(encoder.varying) == 0:
             raise Rejected("constant")

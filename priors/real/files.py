@@ -141,7 +141,8 @@ def find_files(folder: Path) -> list[File]:
         raise PriorError(f"{error.filename} cannot be listed: {error.strerror}")
 
     for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # os.walk goes into these
+        # os.walk goes into the folders that are left.
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place, name)
             if name.startswith("."):
@@ -152,7 +153,8 @@ def find_files(folder: Path) -> list[File]:
     return sorted(found)
 
 
-@lru_cache(maxsize=2)  # a process checks a configuration, and builds its prior, several times
+# A process checks a configuration, and builds its prior, several times.
+@lru_cache(maxsize=2)
 def index_files(
     folder: Path, files: tuple[File, ...], form: CsvFormat, targets: tuple[tuple[str, tuple[str, ...]], ...]
 ) -> dict[str, Entry]:
@@ -186,7 +188,8 @@ def index_files(
 
 def index_line(entry: Entry) -> str:
     values = asdict(entry)
-    del values["form"]  # is part of the version of the index
+    # It is part of the version of the index.
+    del values["form"]
     return json.dumps({"index_version": index_version(entry.form), **values}) + "\n"
 
 
@@ -275,7 +278,8 @@ def read_entry(
         raise PriorError(f"{path}: {error}") from None
     except LeftOut as error:
         reason = str(error)
-    except Exception as error:  # damaged files make the readers raise errors of any kind
+    except Exception as error:
+        # Damaged files make the readers raise errors of any kind.
         message = message_line(error) or "no message"
         reason = f"it cannot be read ({type(error).__name__}: {message})"
     return Entry(path, size, modified, reason=reason, form=form, targets=targets)
@@ -303,6 +307,7 @@ def read_table(
     check: bool = False,
 ) -> Content:
     """Read the columns of a file that are used, and say why others are not; arguments and errors as of `read_frame`."""
+    # The whole file, and whether it can be a table.
     suffix = Path(path).suffix.lower()
     reading = Reading()
     frame = read_frame(content, suffix, check, form, targets=targets or None, reading=reading)
@@ -314,10 +319,12 @@ def read_table(
     if len(frame) < MIN_ROWS:
         raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
 
+    # Its columns: those that cannot be used have a reason.
     table = Content({}, {}, {}, str(frame.columns[-1]), reading)
     for name, values in frame.items():
         try:
-            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
+            # A name that pandas gives to a column without one.
+            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):
                 raise LeftOut("no name: perhaps row numbers")
             column, kind = as_column(values)
             if kind == "category" and reads_as_numbers(values):
@@ -354,7 +361,8 @@ def value_hashes(column: Column) -> np.ndarray:
     """Hash values, uint64 (rows,); equal values have equal hashes."""
     if isinstance(column, pd.Categorical):
         texts = [blake2b(str(value).encode(), digest_size=8).digest() for value in column.categories]
-        return np.frombuffer(b"".join([*texts, bytes(8)]), "<u8")[column.codes]  # code -1, missing: the last one
+        # Missing values have the code -1, that of the last hash.
+        return np.frombuffer(b"".join([*texts, bytes(8)]), "<u8")[column.codes]
     numbers = np.where(np.isnan(column), np.nan, column) + 0.0  # one NaN, one zero
     return mix_bits(numbers.view(np.uint64))
 
@@ -434,7 +442,8 @@ def read_file(
         return read_frame(content, suffix, check=True, form=form, texts=texts, targets=targets, reading=reading)
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
-    except Exception as error:  # damaged files make the readers raise errors of any kind
+    except Exception as error:
+        # Damaged files make the readers raise errors of any kind.
         raise PriorError(f"{path} cannot be read: {message_line(error) or type(error).__name__}") from None
 
 
@@ -563,7 +572,8 @@ def parse(content: bytes, form: CsvFormat, **options: Any) -> pd.DataFrame:
     return pd.read_csv(
         io.StringIO(text),
         sep=separator,
-        skip_blank_lines=len(names) != 1,  # of a single column a blank line is a row without a value
+        # In a single column, a blank line is a row without a value.
+        skip_blank_lines=len(names) != 1,
         low_memory=False,
         index_col=None,
         **options,
@@ -614,7 +624,8 @@ def read_binary(content: bytes, suffix: str, reading: Reading) -> pd.DataFrame:
     levels = []
     for number, name in enumerate(index.names):
         level = index.get_level_values(number).to_series(index=frame.index, name=name)
-        is_copy = name in frame and level.equals(frame[name])  # as by set_index(name, drop=False)
+        # As by set_index(name, drop=False).
+        is_copy = name in frame and level.equals(frame[name])
         if name is not None and not is_copy:
             levels.append(level)
     if levels:
@@ -651,7 +662,8 @@ def read_arrow(source) -> pd.DataFrame:
         table = pa.ipc.open_stream(source).read_all()
     check_size(table.num_rows, table.num_columns)
     for column in table.schema:
-        if pa.types.is_union(column.type):  # the only type that pandas has no equivalent of
+        # The only type that pandas has no equivalent of.
+        if pa.types.is_union(column.type):
             raise LeftOut(f"the column {column.name!r} has the type {column.type}: save the table without it")
     return exact(table.to_pandas(), table.schema, table.column)
 

@@ -60,18 +60,21 @@ def identifying_texts(name: str, column: pd.Series) -> str | None:
     """Return why a column of categories looks like an identifier, or None."""
     try:
         distinct = column.nunique()
-    except TypeError:  # lists and the like, which `fit` refuses
+    except TypeError:
+        # Lists and the like have no hash, and `fit` refuses them.
         return None
     if is_identifier(name, distinct, len(column)):
         return "a different value in each row"
-    if getattr(column.dtype, "ordered", False):  # ranks that the user has declared
+    # Ranks that the user has declared.
+    if getattr(column.dtype, "ordered", False):
         return None
     if not are_names(distinct, int(column.notna().sum())):
         return None
     texts = column.dropna().astype(object)
     if pd.api.types.infer_dtype(texts) != "string":
         return None
-    if resemblance(texts) is not None:  # numbers or dates, which have a warning of their own
+    # Numbers and dates have a warning of their own.
+    if resemblance(texts) is not None:
         return None
     return "texts that differ from row to row"
 

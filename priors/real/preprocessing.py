@@ -120,10 +120,12 @@ class FeatureEncoder:
 
         # Columns with a single value say nothing, and are left out; the others have means for missing values.
         known = ~np.isnan(numbers)
-        first = numbers[known.argmax(axis=0), range(numbers.shape[1])]  # the first known value of each column
+        # The first known value of each column.
+        first = numbers[known.argmax(axis=0), range(numbers.shape[1])]
         varies = (known & (numbers != first)).any(axis=0)
         if self.keeps_missing:
-            varies |= (known != known[0]).any(axis=0)  # the network sees which values are missing
+            # The network sees which values are missing.
+            varies |= (known != known[0]).any(axis=0)
         means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         self.varying = np.flatnonzero(varies)
         self.means = means[self.varying]
@@ -138,7 +140,8 @@ class FeatureEncoder:
     def _fit_to_target(self, X: pd.DataFrame, numbers: np.ndarray, target: np.ndarray) -> None:
         """Choose the copies of categories and the indicators of missing values; numbers: X as `encode` reads it."""
         for i, j in enumerate(self.varying):
-            is_ordered = getattr(X.dtypes.iloc[j], "ordered", False)  # its codes are in order already
+            # The codes of ordered categories are in order already.
+            is_ordered = getattr(X.dtypes.iloc[j], "ordered", False)
             if self.kinds[j] != CATEGORY or is_ordered:
                 continue
             ranks = CategoryRanks(numbers[:, j], target)
@@ -253,11 +256,13 @@ class FeatureEncoder:
         # Numbers and times.
         categories = self.categories[j]
         if categories is None:
-            if (self.value_kinds[j] == {"durations"}) != (column.dtype.kind == "m"):  # read as numbers of microseconds
+            # Durations are read as numbers of microseconds.
+            if (self.value_kinds[j] == {"durations"}) != (column.dtype.kind == "m"):
                 self.refuse_other_kinds(column, j)
             numbers = readable(column, self.kinds[j])
             is_unreadable = np.isnan(numbers)
-            if is_unreadable.any():  # most columns have none, and looking for missing values takes time
+            # Most columns have none, and looking for missing values takes time.
+            if is_unreadable.any():
                 is_unreadable &= column.notna().to_numpy()
             if is_unreadable.any():
                 if np.isnan(numbers).all():
@@ -354,7 +359,8 @@ def reads_as_numbers(column: pd.Series) -> bool:
 
 def as_times(column: pd.Series) -> pd.Series:
     """Convert dates and times, objects or ISO text, to UTC; NaT for other values."""
-    texts = (str(value) for value in column.astype(object))  # turns date objects into ISO text
+    # Date objects become ISO text.
+    texts = (str(value) for value in column.astype(object))
     dates = [text.strip() if ISO_DATE.fullmatch(text) else None for text in texts]
     if not any(dates):
         return pd.Series(pd.NaT, column.index, "datetime64[us, UTC]")
@@ -459,7 +465,8 @@ class CategoryRanks:
         categories, _, counts, sums = sums_by_category(codes, target)
         often = counts >= LEAST_ROWS
         self.codes, counts = categories[often], counts[often]
-        self.is_useful = len(categories) > 2 and len(self.codes) > 1  # two categories have only one order
+        # Two categories have only one order.
+        self.is_useful = len(categories) > 2 and len(self.codes) > 1
         if self.is_useful:
             differences = sums[often] / counts[:, None] - target.mean(axis=0)
             along = differences @ main_direction(differences, counts)

@@ -262,6 +262,7 @@ def section_of_kind(kind: str, scores: pd.DataFrame) -> str:
     found = effects(scores)
     seeds, tables = losses(scores, FIXED, RULES[0], scores["n"].max()).shape
     what = "tables" if kind.startswith("synthetic") else f"tasks (each the mean of {SPLITS} choices of rows)"
+    # Too few seeds allow no claim.
     answer = verdict(found, FACTORS[-1]) if seeds >= FEWEST_SEEDS else NO_CLAIM
     return f"""
 ## {kind.capitalize()}

@@ -195,6 +195,7 @@ def findings(steps: HeadSteps, variances: pd.DataFrame) -> str:
         frame = pd.DataFrame(values, index=TOKENS, columns=columns).map("{:.3f}".format)
         return markdown(frame.rename_axis("token").reset_index())
 
+    # The values of a head, by number, and the variances of scores with intervals over blocks.
     numbers = [str(number) for number in range(1, HEAD + 1)]
     columns = ("variance", "variance_divided", "top", "top_divided")
     measured = pd.DataFrame({column: by_dim(variances, column) for column in columns})

@@ -146,6 +146,7 @@ def boundary(scores: pd.DataFrame) -> Figure:
 def findings(scores: pd.DataFrame) -> str:
     seeds = counted(scores["seed"].nunique(), "seed")
     blocks = counted(scores["block"].nunique(), "block")
+    # The scores of a comparison, by their column in linear.csv.
     columns = {"error": ", error", "least": ", least error within the bound", "largest": ", largest output"}
     return f"""
 ![squared error by sigma of the functions and of the points](linear.png)

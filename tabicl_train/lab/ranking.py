@@ -284,9 +284,11 @@ def compare_first_keys(before: torch.Tensor, now: torch.Tensor) -> tuple[torch.T
 
 
 def findings_of_network(found: pd.DataFrame) -> str:
+    # The shares of pairs that turn, a column for each number of labeled rows.
     by_layer = found.groupby(["queries", "layer", "longer"], sort=False)["turned"]
     shares = by_layer.agg(share).unstack("longer")
     shares.columns = [f"n = {longer:,}" for longer in shares]
+    # Of query rows that turn, the labels of the rows that they look at; regression has none.
     hits = found[found["queries"] == QUERY].dropna()
     hits = hits.assign(difference=hits["label_now"] - hits["label_before"]).groupby(["layer", "longer"])
     labels = pd.DataFrame(

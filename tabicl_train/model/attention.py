@@ -60,7 +60,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) 
         if fits_one_launch(spans, heads, head_dim):
             return attend_at_once(q, k, v, spans)
         return attend_in_launches(q, k, v, spans, launch)
-    exported = isinstance(spans.runs, list)  # then sizes are symbols, on which control flow must not depend
+    # In a graph that is exported, sizes are symbols, on which control flow must not depend.
+    exported = isinstance(spans.runs, list)
     core = F.scaled_dot_product_attention if exported else partial(attend_equal, dropout=dropout)
     return attend_by_run(q, k, v, spans, core)
 
@@ -68,7 +69,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) 
 def fits_one_launch(spans: Spans, num_heads: int, head_dim: int) -> bool:
     """Whether CUDA kernels for sequences of various lengths can process all of them, forward and backward."""
     sequences = len(spans.query_ends) - 1
-    queries = spans.queries + 128 * sequences  # the backward pass rounds each sequence up to 128
+    # The backward pass rounds each sequence up to 128 queries, and a head up to 32 values.
+    queries = spans.queries + 128 * sequences
     elements = queries * num_heads * max(head_dim, 32)
     return sequences <= CUDA_GRID and elements < FLASH_BACKWARD
 
@@ -83,7 +85,8 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Ten
     """Give each sequence queries, keys and values of its own, one after the other."""
     if q.dim() == 4:
         sequences = len(spans.query_ends) - 1
-        assert spans.table is not None  # as the sequences share their queries
+        # Where sequences share their queries, the tables of these are known.
+        assert spans.table is not None
         q_of_sequences = q.expand(sequences, -1, -1, -1) if len(q) == 1 else TakeRows.apply(q, spans.table)
         q = q_of_sequences.flatten(0, 1)
     if spans.uses > 1:
@@ -103,6 +106,7 @@ def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention:
     outs = []
     sequence = query = key = 0  # the first ones of a launch
     for sequences, queries, keys in launches(spans, heads, head_dim):
+        # A sequence has a start and an end; those of a launch count from its first sequence.
         ends = slice(sequence, sequence + sequences + 1)
         out = attention(
             q[query : query + queries],
@@ -133,10 +137,12 @@ def launches(spans: Spans, num_heads: int, head_dim: int) -> list[tuple[int, int
     complete: list[tuple[int, int, int]] = []
     sequences = queries = keys = 0  # of the launch that is being filled
     for left, queries_each, keys_each, *_ in spans.runs.tolist():
-        padded = queries_each + 128  # as each sequence is rounded up by at most 128
+        # Each sequence is rounded up by at most 128 queries.
+        padded = queries_each + 128
         while left > 0:
             room = min(CUDA_GRID - sequences, (most_queries - queries - 128 * sequences) // padded)
             if room <= 0:
+                # The launch is full. A sequence that exceeds the limit even by itself has a launch of its own.
                 if sequences > 0:
                     complete.append((sequences, queries, keys))
                 sequences = queries = keys = 0
@@ -156,9 +162,11 @@ def launch(
     # These operators, not torch.nn.attention.varlen: from torch 2.14 on it chooses cuDNN, whatever `enable_cudnn_sdp`
     # says, and cuDNN's backward pass gave NaN in bf16 (pytorch issues 196678 and 187770).
     ends = query_ends, key_ends, most_queries, most_keys
-    if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
+    # A GPU with bf16 has flash attention, too.
+    if q.dtype == torch.bfloat16:
         return torch.ops.aten._flash_attention_forward(q, k, v, *ends, 0.0, False, False)[0]
-    batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
+    # The other kernel takes batches: here a batch of one, which it divides at the ends.
+    batches = (x[None] for x in (q, k, v))
     return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, 0.0, 0, torch.is_grad_enabled())[0][0]
 
 
@@ -228,6 +236,7 @@ def attend_equal(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         limit = batch_limit(H, L, d)
         batches = zip(q.split(limit), k.split(limit), v.split(limit), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*batch, dropout_p=dropout) for batch in batches])
+    # Two products, where they are faster (MIN_SCORES) and do not depend on the position of a query (MIN_KEYS).
     fits_products = MIN_SCORES < L * K <= MAX_SCORES // (count * H) and K >= MIN_KEYS
     if fits_products and not dropout and q.dtype != torch.bfloat16:
         return torch.softmax((q * d**-0.5) @ k.mT, -1) @ v
@@ -236,6 +245,7 @@ def attend_equal(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
     """Return the largest batch that CUDA attention kernels can process at once, forward and backward."""
+    # The backward pass rounds queries up to 128, and a head up to 32 values.
     queries = -(-num_queries // 128) * 128
     return max(1, min(CUDA_GRID, FLASH_BACKWARD // (num_heads * queries * max(head_dim, 32))))
 
@@ -297,16 +307,31 @@ def attend_in_columns(q: Tensor, kv: Tensor, spans: Spans) -> Tensor:
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate the pairs of x in float32, and convert back to its dtype."""
+    # (a, b) -> (a cos - b sin, b cos + a sin), where `sin` holds -sin for the first of a pair.
     half = x.shape[-1] // 2
     partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, -1)
     return torch.addcmul(x * cos, partner, sin).to(x.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's layer norm, but under autocast in the dtype of its input, with sums in float32."""
+    """torch's layer norm, but under autocast in the dtype of its input, with sums in float32.
+
+    It is ``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension (arXiv 1607.06450, section 3).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize x (..., E)."""
+        """Normalize tokens.
+
+        Parameters
+        ----------
+        x : Tensor
+            (..., E).
+
+        Returns
+        -------
+        Tensor
+            (..., E), under autocast in the dtype of x.
+        """
         # Under autocast, PyTorch's layer norm copies its input to float32 and writes float32, which the next product
         # copies back: 20 bytes per value instead of 4.
         device = x.device.type
@@ -319,20 +344,45 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (arXiv 2104.09864): pair i is rotated by base ** (-2 i / head_dim) per position."""
+    """Rotary position embedding (arXiv 2104.09864, section 3.2).
+
+    At position t, pair i of a head is rotated by the angle ``t * base ** (-2 i / head_dim)``. So scores depend on
+    positions only by the distance of query and key.
+
+    Parameters
+    ----------
+    head_dim : int
+        Values of a head, an even number.
+    base : float
+        Of the frequencies; 100,000 in TabICL.
+    interleaved : bool
+        Whether pairs are neighbors, 2i and 2i + 1, as in TabICL v1; otherwise they are i and i + head_dim/2.
+    """
 
     def __init__(self, head_dim: int, base: float, interleaved: bool) -> None:
         super().__init__()
-        self.interleaved = interleaved  # pairs are neighbors (2i, 2i+1), otherwise (i, i + head_dim/2)
+        self.interleaved = interleaved
         # On the meta device, which checks the shapes of files, a division imports torch._dynamo: 1.6 s.
         freqs = base ** -(torch.arange(0, head_dim, 2, device="cpu") / head_dim)
-        # constant, but a parameter, since released files contain it
+        # Constant, but a parameter, since released files contain it.
         self.freqs = nn.Parameter(freqs.to(torch.get_default_device()), requires_grad=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, negative for the first of a pair, of positions 0..length-1, (length, head_dim)."""
-        angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs
-        cos = angles.cos()  # (length, head_dim/2)
+        """Return cosines and sines of the angles of positions 0..length-1.
+
+        Parameters
+        ----------
+        length : int
+            Number of positions.
+
+        Returns
+        -------
+        tuple of Tensor
+            Cosines, and sines with the sign that `turn` needs, negative for the first of a pair; (length, head_dim)
+            each.
+        """
+        angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs  # (length, head_dim/2)
+        cos = angles.cos()
         sin = angles.sin()
         if self.interleaved:
             return cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
@@ -411,7 +461,7 @@ class Attention(nn.Module):
             # Otherwise all tokens would be float32 from the first column block to the last block of rows: 69 GB instead
             # of 53 for a pack of stage 2 of TabICLv2 (simulated).
             return out.to(torch.get_autocast_dtype(x.device.type))
-        q, kv = self.project(x, context)
+        q, kv = self.project(x, context)  # (Q, H, d), (K, 2, H, d); or (Q, 3, H, d), None
         dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
             out = attend_in_rows(q, kv, spans, dropout)
@@ -421,6 +471,7 @@ class Attention(nn.Module):
             out = attend_within_rows(q, kv, *spans)
         else:
             assert kv is not None
+            # Scaling rules apply where the number of keys depends on the table: not within rows.
             q = self.scale(q, log_n, table, spans)
             if isinstance(self.ssmax_layer, SSA):
                 out = attend_ssa(q, kv, spans, self.ssmax_layer.exponents())
@@ -444,7 +495,8 @@ class Attention(nn.Module):
         weight_of_q, weight_of_kv = self.in_proj_weight.split([self.dim, 2 * self.dim])
         bias_of_q, bias_of_kv = self.in_proj_bias.split([self.dim, 2 * self.dim])
         q = F.linear(x, weight_of_q, bias_of_q).unflatten(-1, heads)
-        if context.dim() == 4:  # keys and values already
+        if context.dim() == 4:
+            # The context is keys and values already.
             return q, context
         return q, F.linear(context, weight_of_kv, bias_of_kv).unflatten(-1, (2, *heads))
 
@@ -464,10 +516,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block (arXiv 2002.04745): x + attention(norm(x)), then x + MLP(norm(x)).
+    """A pre-norm transformer block (arXiv 2002.04745, figure 1b).
 
-    With ff_factor = 0 there is no MLP. The parameters are those of `Attention`; a subclass may set `attention` to
-    another class.
+    ``x <- x + attention(norm1(x), norm1(context))``, then ``x <- x + W2 gelu(W1 norm2(x))``, with biases and a hidden
+    width of ff_factor times E. With ff_factor = 0 the second half is left out. The parameters are those of `Attention`;
+    a subclass may set `attention` to another class.
     """
 
     attention: ClassVar[type[Attention]] = Attention
@@ -484,6 +537,7 @@ class Block(nn.Module):
         self.norm1 = LayerNorm(dim, bias=bias)
         if self.ff_factor > 0:
             self.norm2 = LayerNorm(dim, bias=bias)
+        # With zero_init, in which attention starts at zero as well, a block starts as the identity.
         if settings.zero_init:
             nn.init.zeros_(self.linear2.weight)
             nn.init.zeros_(self.linear2.bias)
@@ -496,23 +550,39 @@ class Block(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Apply the block; arguments as in `Attention.forward`.
+        """Apply the block.
 
-        If `context` is an int, that many first tokens of x are the keys.
+        Parameters
+        ----------
+        x : Tensor
+            Tokens, (Q, E); (L, E) if all sequences share their queries.
+        context : Tensor, int or None
+            As in `Attention.forward`, tokens (K, E), or keys and values (K, 2, H, d); or how many first tokens of x
+            are attended to.
+        spans, log_n, table
+            As in `Attention.forward`.
+
+        Returns
+        -------
+        Tensor
+            (Q, E); (sequences * L, E) if all sequences share their queries.
         """
-        normed = self.norm1(x)  # the norm of keys too
+        # Queries and keys have the same norm, as in the released network.
+        normed = self.norm1(x)
         if isinstance(context, Tensor):
-            if context.dim() != 4:  # tokens, not their keys and values
+            if context.dim() != 4:
+                # Tokens, not their keys and values.
                 context = self.norm1(context)
         elif context is not None:
             context = normed[:context]
         attended = self._drop(self.attn(normed, context, spans, log_n, table))
-        if len(attended) > len(x):  # all sequences share the queries
+        if len(attended) > len(x):
+            # All sequences share the queries, so each has its own copy from here on.
             attended = attended.unflatten(0, (-1, len(x)))  # (sequences, L, E)
-        x = (x + attended).view(-1, x.shape[1])
+        x = (x + attended).view(-1, x.shape[1])  # (Q, E)
         if self.ff_factor == 0:
             return x
-        hidden = self._drop(F.gelu(self.linear1(self.norm2(x))))
+        hidden = self._drop(F.gelu(self.linear1(self.norm2(x))))  # (Q, ff_factor * E)
         return x + self._drop(self.linear2(hidden))
 
     def keys(self, context: Tensor) -> Tensor:
@@ -521,7 +591,8 @@ class Block(nn.Module):
 
     def products(self, norms: tuple[str, ...] = ("norm1", "norm2")) -> Iterator[tuple[nn.Module, str]]:
         """Yield the parameters that are read in 16 bits only, see `Network.products`; norms: those of 16-bit tokens."""
-        if type(self) is not Block or type(self.attn) is not Attention:  # a subclass may read them otherwise
+        # A subclass may read them otherwise.
+        if type(self) is not Block or type(self.attn) is not Attention:
             return
         modules: list[nn.Module] = [getattr(self, name) for name in norms if hasattr(self, name)]
         if self.ff_factor > 0:

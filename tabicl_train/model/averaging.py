@@ -19,6 +19,7 @@ MIN_QUERIES_OF_CHUNK = 16  # with fewer, reading the keys from memory dominates
 
 def signed_log(z: Tensor) -> Tensor:
     """Compute sgn(z) log(1 + |z|), with the derivative 1 at 0, and NaN where z is NaN."""
+    # By the rules of autograd, the derivatives of abs and sign at 0 are 0.
     negative = z < 0
     log = torch.log1p(torch.where(negative, -z, z))
     return torch.where(negative, -log, log)
@@ -48,6 +49,7 @@ def split_runs(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[Run]:
     for count, length, keys, first_key, table in runs.tolist():
         out = slice(start, start + count * length)
         start = out.stop
+        # The queries of the run, or those of its table if the sequences share them.
         of_q: Any
         if q.dim() == 3:
             of_q = out
@@ -61,6 +63,7 @@ def split_runs(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[Run]:
 
 
 def wide(q: Tensor) -> torch.dtype:
+    """Return the dtype of sums: float32, or float64 if q is."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
@@ -107,14 +110,15 @@ def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, que
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]
-    with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
+    # Autocast would round the operands of products.
+    with torch.autocast(q.device.type, enabled=False):
         for run in split_runs(q, kv, runs):
             L = run.q.shape[2]
             K = run.k.shape[2]
             result = out[run.out].unflatten(0, (run.number, L)).transpose(1, 2)  # (count, H, L, d)
             for s, i in chunks(run.number, H, L, K, q.device):
                 z = (run.q[s, :, i].to(wide(q)) * d**-0.5) @ run.k[s].to(wide(q)).mT  # (sequences, H, queries, K)
-                logits = z.abs().log1p_().copysign_(z).mul_(power)
+                logits = z.abs().log1p_().copysign_(z).mul_(power)  # p sgn(z) log(1 + |z|)
                 result[s, :, i] = torch.softmax(logits, -1) @ run.v[s].to(wide(q))
     return out
 
@@ -123,12 +127,14 @@ def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, que
 def averaging_backward(
     grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of q, kv and exponents, in their shapes, from grad (queries, H, d), that of `out`."""
     H, d = q.shape[-2:]
     dq = torch.zeros_like(q, dtype=wide(q), memory_format=torch.contiguous_format)
     dkv = torch.zeros_like(kv, dtype=wide(q), memory_format=torch.contiguous_format)
     dp = torch.zeros_like(exponents, dtype=wide(q), memory_format=torch.contiguous_format)
     power = exponents.to(wide(q))[:, None, None]
-    with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
+    # Autocast would round the operands of products.
+    with torch.autocast(q.device.type, enabled=False):
         for run in split_runs(q, kv, runs):
             L = run.q.shape[2]
             K = run.k.shape[2]
@@ -148,7 +154,7 @@ def averaging_backward(
 
                 # Backward through values and softmax: ds is the gradient of the logits.
                 g = grad_of_run[s, :, i].to(wide(q))
-                inner = (g * result[s, :, i]).sum(-1, keepdim=True)
+                inner = (g * result[s, :, i]).sum(-1, keepdim=True)  # sum of weights times their gradients
                 dv[s] += weights.mT @ g
                 ds = (g @ run.v[s].to(wide(q)).mT).sub_(inner).mul_(weights)
 

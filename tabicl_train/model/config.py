@@ -223,9 +223,11 @@ def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False
     list of str
         A sentence for each problem.
     """
-    from tabicl_train.model.scaling import OPTIONS  # on first use, as it imports torch
+    # On first use, as it imports torch.
+    from tabicl_train.model.scaling import OPTIONS
 
     problems = []
+    # The rules.
     possible = {name: rule for name, rule in register.scaling.items() if rule.causal or not causal}
     chosen = {name: getattr(settings, name) for name in names}
     for name, value in chosen.items():
@@ -233,6 +235,8 @@ def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False
             problems.append(f"{name} is {value!r}; it must be one of {', '.join(possible)}")
         elif not possible[value].dropout and settings.dropout > 0:
             problems.append(f"{name} is {value}, which needs dropout=0; it is {settings.dropout}")
+
+    # The options of rules: a value that is impossible, or that no chosen rule reads.
     used = {setting for value in chosen.values() if value in possible for setting in possible[value].options}
     for setting, (valid, limit) in OPTIONS.items():
         value, default = getattr(settings, setting, None), getattr(type(settings), setting, None)
@@ -315,6 +319,7 @@ def named_parts(config: "NetworkConfig") -> Iterator[tuple[str, str]]:
 def settings_of(values: dict[str, Any]) -> type:
     """Return the class of the settings with these values, as a file holds them; ConfigError if it is not registered."""
     name = values.get("family", FIRST)
-    if not isinstance(name, str):  # in a file of another program
+    if not isinstance(name, str):
+        # A file of another program may have any value there.
         raise ConfigError([register.network.unknown(str(name))])
     return register.network[name].settings

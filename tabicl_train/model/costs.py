@@ -19,23 +19,27 @@ def token_groups(config: TabICLConfig, num_features: int) -> int:
 
 def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -> float:
     """Count a transformer block: projections of queries, keys and values, attention, and the feed-forward network."""
-    per_query = 2 * width * width * (2 + 2 * config.ff_factor)  # query and output projections, two linear layers
+    # Projections of a query and of the output, and both layers of the MLP; projections of a key and of its value.
+    per_query = 2 * width * width * (2 + 2 * config.ff_factor)
     per_key = 2 * width * 2 * width
     return queries * per_query + keys * per_key + 4 * queries * keys * width
 
 
 def column_flops(config: TabICLConfig, N: int, n: int, num_features: int) -> float:
+    """Count the column stage of a table."""
     E = config.embed_dim
     inducing = config.col_num_inducing
     G = token_groups(config, num_features)
     # The inducing vectors are shared by all columns; projecting and scaling them once per pass is not counted.
     to_inducing = block_flops(config, E, inducing, n) - 2 * E * E * inducing
     block = to_inducing + block_flops(config, E, N, inducing)
+    # Two linear layers, out_w and out_b.
     affine = 4 * E * E * N if config.col_affine else 0
     return G * (2 * N * config.group_size * E + config.col_num_blocks * block + affine)
 
 
 def row_flops(config: TabICLConfig, N: int, G: int) -> float:
+    """Count the row stage of a table."""
     E = config.embed_dim
     T = G + config.row_num_cls
     inner = block_flops(config, E, T, T)
@@ -44,6 +48,7 @@ def row_flops(config: TabICLConfig, N: int, G: int) -> float:
 
 
 def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
+    """Count in-context learning of a table, with the gates of a scaling rule and the decoder."""
     D = config.row_dim
     queries = N - n
     gate = register.scaling[config.icl_scaling].flops(D, config.icl_num_heads)
@@ -76,17 +81,24 @@ def kept_by_part(
     D = c.row_dim
     T = G + c.row_num_cls
     cells = inputs_of_token(c)
+
+    # Outside of blocks. With col_affine, a token and the inputs of both norms; in in-context learning, a query row
+    # before and after the last norm, and the decoder's hidden layer, of width 2 D, before and after GELU.
     outside = {
         "column": G * N * (cells + (3 * E if c.col_affine else 0)),
         "row": N * D,
         "icl": 6 * (N - n) * D + quantile_values(c, N - n),
     }
+
+    # The input of each block; the last one of rows has CLS tokens, in total of width D, in addition to its context.
     if recomputed:
         return {
             "column": outside["column"] + c.col_num_blocks * G * N * E,
             "row": outside["row"] + (c.row_num_blocks * N * T * E + N * D),
             "icl": outside["icl"] + c.icl_num_blocks * N * D,
         }
+
+    # All values of each block; the last one may compute fewer queries.
     num_blocks = {"column": c.col_num_blocks, "row": c.row_num_blocks, "icl": c.icl_num_blocks}
     kept = {}
     for part, (inner, last) in block_values(c, N, n, num_features).items():
@@ -169,6 +181,7 @@ def float32_values(
     column = G * E * 3 * c.col_num_inducing
     if c.col_attention_fp32:
         column += G * E * (3 * N + 3 * n + 6 * c.col_num_inducing)
+    # The last block computes query rows only.
     factors = register.scaling[c.icl_scaling].kept(D, c.icl_num_heads)
     icl = D * factors * ((c.icl_num_blocks - 1) * N + (N - n))
     return cells + c.col_num_blocks * column + icl

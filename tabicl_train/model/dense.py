@@ -63,7 +63,8 @@ def dense(
         def __reduce_ex__(self, protocol: Any) -> Any:
             """Let a pickle name the settings or, if they are not registered, what makes the class."""
             # In its module, the name of the class is that of `build`.
-            if type(self) is not DenseNetwork:  # a subclass, which has a name of its own
+            # A subclass has a name of its own.
+            if type(self) is not DenseNetwork:
                 return super().__reduce_ex__(protocol)
             try:
                 is_registered = family_of(self.config) is DenseNetwork

@@ -75,6 +75,7 @@ def encoded_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: 
     points = token_groups(config, num_features) * config.col_num_inducing
     columns = points * config.col_num_blocks * config.embed_dim * column_levels
     rows = n * config.icl_num_blocks * config.row_dim * levels
+    # 4 bytes for each value of keys and of values.
     return 4 * 2 * (columns + rows)
 
 
@@ -86,6 +87,7 @@ def encode_labeled(network: Any, context: Pack, num_classes: int, tokens: int) -
     counts = [n for n, _, _ in context.shapes]
     if num_classes <= network.config.max_classes:
         return Encoded(num_classes, columns, [leaf_node(learner, represented, context.y, counts)])
+    # With more classes, each table has a tree of its own.
     nodes = []
     for rows, labels in zip(represented.split(counts), context.y.split(counts), strict=True):
         nodes.append(class_tree(learner, rows, labels, num_classes))
@@ -103,6 +105,7 @@ def decode_queries(network: Any, encoded: Encoded, queries: Pack, temperature: f
         if encoded.num_classes == 0:
             return predicted  # quantiles
         return predicted[:, : encoded.num_classes] / temperature
+    # With more classes, their probabilities are products along the paths of a tree.
     probabilities = []
     for node, rows in zip(encoded.nodes, represented.split(counts), strict=True):
         probabilities.append(class_probabilities(learner, node, rows, temperature))
@@ -122,7 +125,7 @@ def represent_labeled(network: Any, pack: Pack, num_classes: int, tokens: int) -
     digits = [labels]
     if config.col_target_aware and num_classes > config.max_classes:
         digits = label_digits(labels, num_classes, config.max_classes)
-    # each (tokens, K); a token is a row of a group
+    # Each (tokens, K); a token is a row of a group.
     cells = [column.read(pack, layout.columns, digit) for digit in digits]
 
     # The column stage sees one digit of the labels at a time, and the embeddings are averaged over the digits.
@@ -139,7 +142,8 @@ def represent_labeled(network: Any, pack: Pack, num_classes: int, tokens: int) -
 
     columns = []
     for keys_of_digit in keys_of_parts:
-        by_block = zip(*keys_of_digit, strict=True)  # for each block, the keys of all parts
+        # For each block, the keys of all parts.
+        by_block = zip(*keys_of_digit, strict=True)
         columns.append([torch.cat(keys) for keys in by_block])
     return represent_rows(network, embedded, layout, size), columns
 
@@ -154,9 +158,10 @@ def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tok
 
     embedded = cells.new_empty(len(cells), config.embed_dim)  # (tokens, E)
     for part in column_parts(config, layout.shapes, layout.sizes.device, size):
+        # As in `represent_labeled`, the mean over the digits of the labels; query rows have no label themselves.
         embedded_digits = []  # (tokens of the part, E) each
         for keys_of_blocks in columns:
-            known = [keys[part.points] for keys in keys_of_blocks]  # for each block (columns of the part * I, 2, H, d)
+            known = [keys[part.points] for keys in keys_of_blocks]  # (columns of the part * I, 2, H, d) each
             embedded_digit, _ = column.embed_known(cells[part.tokens], part.layout, part.log_n, known)
             embedded_digits.append(embedded_digit)
         embedded[part.tokens] = reduce(torch.add, embedded_digits) / len(embedded_digits)
@@ -213,6 +218,7 @@ def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
     room = 0
     for N, n, left in shapes:
         while left > 0:
+            # There is no room for a column: begin a part, which takes one in any case.
             if N > room:
                 parts.append([])
                 room = max(tokens, N)
@@ -239,8 +245,10 @@ def interact(network: Any, embedded: Tensor, rows: Rows, size: int) -> Tensor:
     represented = []
     start = 0
     for count, T, *_ in runs.tolist():
-        tokens = x[start : start + count * T]  # of all rows with T tokens
+        # All rows with T tokens, as rows are sorted by T.
+        tokens = x[start : start + count * T]  # (count * T, E)
         start += count * T
+        # Whole rows: rows do not attend to each other, so any number may be computed at once.
         for part in tokens.split(max(1, size // T) * T):
             starts = torch.arange(0, len(part) + 1, T, dtype=torch.int32, device=x.device)
             within = within_rows([[len(part) // T, T]], starts, num_cls)
@@ -271,7 +279,8 @@ def split_classes(num_classes: int, most: int) -> list[int]:
 
 def leaf_node(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> ClassNode:
     """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
-    shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
+    # Labeled rows are query rows too.
+    shapes = [(2 * n, n, 1) for n in counts]
     sizes = torch.tensor(shapes, device=rows.device)
     keys = learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes))
     return ClassNode(counts, keys, children=[], sizes=[])
@@ -292,9 +301,11 @@ def class_tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: 
         return leaf_node(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
     sizes = split_classes(num_classes, learner.config.max_classes)
     starts = [sum(sizes[:group]) for group in range(len(sizes))]
+    # The group of each row.
     group = torch.bucketize(y, torch.tensor(starts[1:], device=y.device), right=True)  # (n,)
     children = []
     for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        # The rows of a group are a table of their own, whose classes begin at 0.
         is_inside = group == number
         children.append(class_tree(learner, rows[is_inside], y[is_inside] - start, size))
     return leaf_node(learner, rows, group, [len(rows)])._replace(children=children, sizes=sizes)

@@ -82,11 +82,12 @@ class Network(nn.Module, ABC):
 
         Raises ConfigError if that fails, too.
         """
+        # First as copy.deepcopy does. Which errors that raises depends on what the network keeps.
         before = dict(memo)
-        try:  # what copy.deepcopy does
+        try:
             memo[id(self)] = twin = type(self).__new__(type(self))
             twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        except Exception as reason:  # of any type: it depends on what the network keeps
+        except Exception as reason:
             memo.clear()
             memo.update(before)
             try:
@@ -133,12 +134,37 @@ class Network(nn.Module, ABC):
         return F.cross_entropy(predictions.float(), self.targets(pack), reduction="none")
 
     def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Compute the loss of each table (B,), the mean over its query rows; arguments as in `row_losses`."""
+        """Compute the loss of each table, the mean over its query rows.
+
+        Parameters
+        ----------
+        predictions : Tensor
+            As from `forward`, (query rows, outputs).
+        pack : Pack
+            The tables.
+
+        Returns
+        -------
+        Tensor
+            (B,) float32.
+        """
         return self.means(self.row_losses(predictions, pack), pack)
 
     @staticmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
-        """Compute the loss of predicting the query rows of a table from labels alone; y (N,) on the CPU."""
+        """Compute the loss of predicting the query rows of a table from labels alone.
+
+        Parameters
+        ----------
+        y : Tensor
+            Labels of all rows, (N,), on the CPU.
+        train_size : int
+            n.
+
+        Returns
+        -------
+        float
+        """
         return guess_loss(y, train_size)
 
     def targets(self, pack: Pack) -> Tensor:
@@ -146,7 +172,20 @@ class Network(nn.Module, ABC):
         return pack.queries()
 
     def means(self, values: Tensor, pack: Pack) -> Tensor:
-        """Average over the query rows of each table, (query rows,) -> (B,)."""
+        """Average over the query rows of each table.
+
+        Parameters
+        ----------
+        values : Tensor
+            (query rows,).
+        pack : Pack
+            The tables.
+
+        Returns
+        -------
+        Tensor
+            (B,).
+        """
         return pack.means(values)
 
     @classmethod
@@ -154,6 +193,17 @@ class Network(nn.Module, ABC):
         """Count the FLOPs of one table's forward pass, by which ranks are balanced; the backward pass is twice that.
 
         By default they are unknown, nan, and ranks are balanced by `pack_tokens`.
+
+        Parameters
+        ----------
+        config : NetworkConfig
+            The settings.
+        num_rows, train_size, num_features : int
+            N, n and M.
+
+        Returns
+        -------
+        float
         """
         return math.nan
 
@@ -184,12 +234,36 @@ class Network(nn.Module, ABC):
     def kept_bytes(
         cls, config: Any, num_rows: int, train_size: int, num_features: int, recomputed: bool, in_16_bits: bool
     ) -> float:
-        """Count the bytes of `kept_values`: 4 each, or 2.2 by default under autocast, which leaves some in float32."""
+        """Count the bytes of `kept_values`: 4 each, or 2.2 by default under autocast, which leaves some in float32.
+
+        Parameters
+        ----------
+        config, num_rows, train_size, num_features, recomputed
+            As in `kept_values`.
+        in_16_bits : bool
+            Whether matrix products are in bf16 or fp16.
+
+        Returns
+        -------
+        float
+        """
         return (2.2 if in_16_bits else 4) * cls.kept_values(config, num_rows, train_size, num_features, recomputed)
 
     @staticmethod
     def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
-        """Count one table against the token budget of a pack: by default its cells and labels."""
+        """Count one table against the token budget of a pack: by default its cells and labels.
+
+        Parameters
+        ----------
+        config : NetworkConfig
+            The settings.
+        num_rows, num_features : int
+            N and M.
+
+        Returns
+        -------
+        int
+        """
         return num_rows * (num_features + 1)
 
     @classmethod
@@ -204,17 +278,43 @@ class Network(nn.Module, ABC):
     def typical_size(
         cls, config: Any, packs: Sequence[Sequence[Shape]], most_rows: int, most_features: int
     ) -> Size | None:
-        """Return the size of a typical pack, from the shapes of a few and the limits of their tables.
+        """Return the size of a typical pack.
 
-        None, as by default, says that the steps of such a network cannot be replayed as CUDA graphs.
+        Parameters
+        ----------
+        config : NetworkConfig
+            The settings.
+        packs : sequence of sequence of Shape
+            The tables N, n, M of a few packs of a stage.
+        most_rows, most_features : int
+            The most rows and features of a table in the stage.
+
+        Returns
+        -------
+        Size or None
+            None, as by default, says that the steps of such a network cannot be replayed as CUDA graphs.
         """
         return None
 
     @classmethod
     def padded(cls, config: Any, pack: Pack, typical: Size) -> Pack | None:
-        """Return a pack with its layout, filled up to one of a few sizes, see padding.py; None if it is too large.
+        """Return a pack with its layout, filled up to one of a few sizes, see padding.py.
 
         It is called instead of `prepared` where steps are replayed as CUDA graphs.
+
+        Parameters
+        ----------
+        config : NetworkConfig
+            The settings.
+        pack : Pack
+            The tables, on the CPU.
+        typical : Size
+            From `typical_size`, for the stage.
+
+        Returns
+        -------
+        Pack or None
+            None if it is too large.
         """
         return None
 
@@ -231,12 +331,37 @@ class Network(nn.Module, ABC):
 
     @staticmethod
     def encoded_bytes(config: Any, train_size: int, num_features: int, num_classes: int) -> float:
-        """Count the bytes of what `encode` keeps for a table; without that method, the labeled rows themselves."""
+        """Count the bytes of what `encode` keeps for a table; without that method, the labeled rows themselves.
+
+        Parameters
+        ----------
+        config : NetworkConfig
+            The settings.
+        train_size, num_features, num_classes : int
+            n, M and the classes of the table, 0 for regression.
+
+        Returns
+        -------
+        float
+        """
         return 4 * train_size * (num_features + 1)
 
     @staticmethod
     def size_problem(config: Any, num_rows: int, num_features: int) -> str | None:
-        """Return why the network cannot process a table of this size, or None."""
+        """Return why the network cannot process a table of a size.
+
+        Parameters
+        ----------
+        config : NetworkConfig
+            The settings.
+        num_rows, num_features : int
+            N and M.
+
+        Returns
+        -------
+        str or None
+            The reason, in one line; None if it can, as by default.
+        """
         return None
 
     @staticmethod
@@ -304,7 +429,8 @@ class Network(nn.Module, ABC):
 
 def rebuilt(network: Network) -> Network:
     """Build a network like this one from its settings, its weights and its switches, such as `training`."""
-    with torch.random.fork_rng(devices=[]):  # the random weights, which are replaced, are drawn from a copy
+    # The random weights, which are replaced, are drawn from a copy of torch's generator.
+    with torch.random.fork_rng(devices=[]):
         twin = type(network)(copy.deepcopy(network.config))
     twin.load_state_dict(network.state_dict())
     values = {**dict(network.named_parameters()), **dict(network.named_buffers())}

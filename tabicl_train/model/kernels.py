@@ -25,7 +25,8 @@ from tabicl_train.model.stages import InducedAttention, RowInteraction
 LIMIT = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of an error relative to the norm; rounding to bf16 costs 4e-3
 # Widths of rows, beside CLS tokens, that fill programs of all sizes; some rows share one.
 WIDTHS = ((5, 1), (2, 29), (1, 60), (1, 100))
-LABELED = (70, 1, 33)  # labeled tokens of three columns of two tables, and their query tokens
+# Labeled and query tokens of three columns of two tables: more and fewer than a tile of 64 or 32 tokens.
+LABELED = (70, 1, 33)
 QUERIES = (3, 65, 1)
 
 
@@ -126,10 +127,12 @@ def problem_of_kernels(network: Network, setting: str, device: torch.device, dty
     for name, proof in proofs(network, kernels, device, dtype):
         try:
             error = proof()
-        except Exception as problem:  # of Triton, its compiler or the driver
+        except Exception as problem:
+            # Triton, its compiler and the driver raise errors of many types.
             return f"the kernel of {name} failed: {type(problem).__name__}: {first_line(problem)}"
         limit = LIMIT.get(dtype, 2e-2)
-        if not error <= limit:  # also if it is nan
+        # Also if it is NaN.
+        if not error <= limit:
             return f"the kernel of {name} is wrong: its error is {error:.1e}, {limit:.0e} is allowed"
     return None
 
@@ -138,6 +141,7 @@ def proofs(
     network: Network, kernels: Kernels, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Callable[[], float]]]:
     """Yield what each distinct kernel computes, and a function that returns its largest error."""
+    # Rows: one proof for a row stage. Columns: one for each combination of sizes, which all blocks may share.
     columns: set[tuple[int, int, int]] = set()
     for module in network.modules():
         layers = [layer for layer in layers_with_kernels(module) if layer in kernels.attention]
@@ -149,6 +153,8 @@ def proofs(
             columns.update((layer.num_heads, layer.dim // layer.num_heads, points) for layer in layers)
     for heads, dim, points in sorted(columns):
         yield "columns", partial(column_error, heads, dim, points, device, dtype)
+
+    # Rules: one for each combination of sizes; the weights do not matter.
     rules = {}
     for rule in kernels.scaling:
         weights = list(rule.query_mlp.parameters())
@@ -171,6 +177,7 @@ def largest_error(own: Callable[..., Tensor], exact: Callable[..., Tensor], inpu
         with torch.enable_grad():
             out = function(*leaves)
             grad = torch.linspace(-1, 1, out.numel(), device=out.device).sin().mul(7).cos().view(out.shape)
+            # Both get the same gradient, rounded to the format of the inputs.
             grad = grad.to(inputs[0].dtype).to(out.dtype)
             results.append([out.detach(), *torch.autograd.grad(out, leaves, grad)])
     errors = [(found.double() - value).norm() / value.norm() for found, value in zip(*results, strict=True)]
@@ -186,6 +193,7 @@ def row_error(module: RowInteraction, heads: int, dim: int, device: torch.device
     """Return the largest error of attention within rows, of all tokens and of CLS tokens alone."""
     from tabicl_train.model.triton_attention import attend_within_rows
 
+    # Rows of the widths of all programs, as far as kernels can compute them, and their layout.
     cls = module.config.row_num_cls
     interleaved = module.config.row_rope_interleaved
     runs = [(count, width + cls) for count, width in WIDTHS if width + cls <= widest_row(dim)]
@@ -193,15 +201,17 @@ def row_error(module: RowInteraction, heads: int, dim: int, device: torch.device
     cos, sin = Rotary(dim, module.config.row_rope_base, interleaved).to(device)(max(widths))
     programs = row_programs(torch.tensor([[count, T, T, 0, 0] for count, T in runs]), device)
     starts = torch.tensor(widths).cumsum(0) - torch.tensor(widths)
-    collecting = (starts[:, None] + torch.arange(cls)).flatten().to(device)
+    collecting = (starts[:, None] + torch.arange(cls)).flatten().to(device)  # (rows * cls,)
     qkv = randn(sum(widths), 3, heads, dim, device=device, dtype=dtype)
 
+    # All tokens, as in inner blocks, then CLS tokens alone, as in the last one.
     def own(qkv: Tensor) -> Tensor:
         every = attend_within_rows(qkv, None, cos, sin, *programs, 0, interleaved)
         return torch.cat(
             [every, attend_within_rows(qkv[collecting, 0], qkv[:, 1:], cos, sin, *programs, cls, interleaved)]
         )  # fmt: skip
 
+    # The same row by row, in float64.
     def exact(qkv: Tensor) -> Tensor:
         outs = []
         for row in qkv.split(widths):
@@ -218,17 +228,21 @@ def column_error(heads: int, dim: int, points: int, device: torch.device, dtype:
     """Return the largest error of attention between tokens of columns and inducing points, in both directions."""
     from tabicl_train.model.triton_attention import points_read_tokens, tokens_read_points
 
+    # The layout of the columns, as in a `FlatLayout`.
     labeled = list(LABELED)
     sequences = [*LABELED, *QUERIES]
-    table = torch.tensor([0, 0, 1], dtype=torch.int32, device=device)  # as in a `FlatLayout`
+    table = torch.tensor([0, 0, 1], dtype=torch.int32, device=device)
     label_ends = ends_of(torch.tensor(labeled)).to(device)
     ends = ends_of(torch.tensor(sequences)).to(device)
     columns = len(labeled)
+
+    # Inputs of both directions.
     q_of_points = randn(2, points, heads, dim, device=device, dtype=dtype)
     kv_of_tokens = randn(sum(labeled), 2, heads, dim, device=device, dtype=dtype, seed=1)
     q_of_tokens = randn(sum(sequences), heads, dim, device=device, dtype=dtype, seed=2)
     kv_of_points = randn(columns * points, 2, heads, dim, device=device, dtype=dtype, seed=3)
 
+    # The same sequence by sequence, in float64. Labeled and query tokens of a column read the same points.
     def exact_points(q: Tensor, kv: Tensor) -> Tensor:
         pairs = zip(table.tolist(), kv.split(labeled), strict=True)
         return torch.cat([exact_attention(q[own], keys) for own, keys in pairs])
@@ -251,6 +265,7 @@ def scaling_error(rule: QASSMax, device: torch.device, dtype: torch.dtype) -> fl
     """Return the largest error of a rule's kernel, with weights that are random, since those of a gate start at 0."""
     from tabicl_train.model.triton_scaling import scale_queries
 
+    # Queries of two tables, a base for each of them, and weights. A gate has one value, or as many as a head.
     shapes = [p.shape for p in rule.query_mlp.parameters()]
     heads = rule.num_heads
     dim = shapes[0][1]

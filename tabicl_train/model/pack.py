@@ -73,7 +73,17 @@ class Pack:
 
     @classmethod
     def of(cls, tables: Iterable[tuple[Tensor, Tensor, int]]) -> Pack:
-        """Pack tables X (N, M), y (N,), n."""
+        """Pack tables of any sizes.
+
+        Parameters
+        ----------
+        tables : iterable of (Tensor, Tensor, int)
+            For each table X (N, M) float32, y (N,) with labeled rows first, and the number n of labeled rows.
+
+        Returns
+        -------
+        Pack
+        """
         tables = list(tables)
         shapes = tuple((X.shape[0], n, X.shape[1]) for X, _, n in tables)
         X = torch.cat([X.t().flatten() for X, _, _ in tables])
@@ -155,13 +165,35 @@ class Pack:
         return positions(starts_of(N) + n, 1, N - n, sum(N - n for N, n, _ in self.shapes))
 
     def means(self, values: Tensor) -> Tensor:
-        """Average over the query rows of each table, (query rows,) -> (B,); repeatable, unlike index_add on a GPU."""
+        """Average over the query rows of each table; repeatable, unlike index_add on a GPU.
+
+        Parameters
+        ----------
+        values : Tensor
+            A number for each query row, one table after the other, (query rows,).
+
+        Returns
+        -------
+        Tensor
+            (B,).
+        """
         queries = self.sizes[:, 0] - self.sizes[:, 1]
         longest = max(N - n for N, n, _ in self.shapes) if self.layout is None else self.layout.most_targets
         return self._means(values, queries, longest)
 
     def row_means(self, values: Tensor) -> Tensor:
-        """Average over all rows of each table, (rows,) -> (B,)."""
+        """Average over all rows of each table.
+
+        Parameters
+        ----------
+        values : Tensor
+            A number for each row, one table after the other, (rows,).
+
+        Returns
+        -------
+        Tensor
+            (B,).
+        """
         return self._means(values, self.sizes[:, 0], longest=max(N for N, _, _ in self.shapes))
 
     def _means(self, values: Tensor, counts: Tensor, longest: int) -> Tensor:
@@ -191,7 +223,8 @@ class Pack:
         self.y.copy_(other.y)
         self.sizes.copy_(other.sizes)
         self.layout.values.copy_(other.layout.values)
-        self.layout = other.layout._replace(values=self.layout.values)  # with `runs`, which eager steps may read
+        # With the `runs` of the other pack, which eager steps may read.
+        self.layout = other.layout._replace(values=self.layout.values)
 
     def to(self, device: torch.device) -> Pack:
         """Copy the tables to a device, without waiting for it."""
@@ -333,6 +366,7 @@ class Spans(NamedTuple):
 
     @property
     def shares_queries(self) -> bool:
+        """Whether all sequences have the same queries, up to a factor of the table."""
         return self.table is not None
 
 
@@ -403,7 +437,8 @@ class TakeRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
-        if not grad.is_cuda:  # in order, and without products, which are slow for few queries
+        # On a CPU index_add adds in order, and a product is slow for few queries.
+        if not grad.is_cuda:
             return grad.new_zeros(ctx.count, *grad.shape[1:]).index_add_(0, index, grad), None
         return one_hot_sums(grad, index, ctx.count), None
 
@@ -602,6 +637,7 @@ def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, 
 
 def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRows:
     """Lay out rows; runs: their numbers and T, in order; starts: int32 (rows + 1,), 0 and the end of each row."""
+    # The host: runs of rows with the same number of tokens.
     every = []
     collecting = []
     num_rows = 0
@@ -613,6 +649,7 @@ def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRo
         num_tokens += count * T
     longest = max(T for _, T in runs)
 
+    # The device: ends and positions of each row.
     device = starts.device
     cls_ends = num_cls * torch.arange(num_rows + 1, dtype=torch.int32, device=device)
     row_starts = starts[:-1].long()
@@ -662,6 +699,7 @@ def row_programs(runs: Tensor, device: torch.device) -> RowPrograms:
         A program has as many adjacent rows of equal width as fit into 32, 64 or 128 keys, the least that one row needs:
         with 65 keys or more a row has a program of its own.
     """
+    # The programs of each size: run by run, as many rows together as fit, in the last one those that are left.
     parts: dict[int, list[Tensor]] = {keys: [] for keys in KEYS}
     most_rows = dict.fromkeys(KEYS, 0)
     first_token = first_row = 0
@@ -675,6 +713,7 @@ def row_programs(runs: Tensor, device: torch.device) -> RowPrograms:
         first_token += count * width
         first_row += count
 
+    # Those of one size follow one another, as a launch takes adjacent ones.
     launches = []
     first_program = 0
     for keys in KEYS:
@@ -682,6 +721,7 @@ def row_programs(runs: Tensor, device: torch.device) -> RowPrograms:
         launches.append([first_program, number, most_rows[keys]])
         first_program += number
     programs = torch.cat([part for keys in KEYS for part in parts[keys]], 1).int().t().contiguous()
+    # From pinned memory the copy does not wait.
     if device.type == "cuda":
         programs = programs.pin_memory()
     return RowPrograms(programs.to(device, non_blocking=True), torch.tensor(launches))
@@ -704,6 +744,7 @@ def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context
     most_labeled = max(n for _, n, _ in shapes)
     most_queries = max(N - n for N, n, _ in shapes)
 
+    # The host: runs of tables with the same numbers of rows and labeled rows.
     labeled_runs = []
     query_runs = []
     first_row = 0  # among the labeled ones
@@ -714,8 +755,9 @@ def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context
         query_runs.append(EqualSequences(count, rows - labeled, labeled, first_row))
         first_row += count * labeled
 
+    # The device: the same sizes for each table, with its labeled rows and once more with its query rows.
     N, n, _ = sizes.unbind(1)
-    tables_of_kinds = torch.arange(len(shapes), device=sizes.device).repeat(2)  # with labeled rows, then with queries
+    tables_of_kinds = torch.arange(len(shapes), device=sizes.device).repeat(2)  # (2 B,)
     return Context(
         labeled=num_labeled,
         table=tables_of_kinds.repeat_interleave(torch.cat([n, N - n]), output_size=num_rows),
@@ -763,7 +805,8 @@ def rows_in_front(context: Context, rows: int, *, as_queries: bool = False) -> I
     """
     T = rows
     more_queries = T if as_queries else 0
-    if context.sizes is None:  # a graph that is exported, whose tables are equal
+    # A graph that is exported, whose tables are equal.
+    if context.sizes is None:
         ((B, queries, n, *_),) = context.queries.runs
         first = torch.arange(B)[:, None] * (n + T)  # (B, 1), the first row of each table
         longer = equal_context(B, n + T, queries + more_queries)
@@ -775,7 +818,8 @@ def rows_in_front(context: Context, rows: int, *, as_queries: bool = False) -> I
     more_rows = T + more_queries
     sizes = torch.stack([N + more_rows, n + T, third], 1)
     longer = context_layout(sizes, [(N + more_rows, n + T, third) for N, n, third in context.shapes])
-    first = starts_of(n + T)  # (B,), the first row of each table among the rows in front and the labeled ones
+    # The first row of each table, among the rows in front and the labeled ones.
+    first = starts_of(n + T)  # (B,)
     front = (first[:, None] + torch.arange(T, device=n.device)).flatten()
     labeled = positions(first + T, 1, n, context.labeled)
     return InFront(longer, front, labeled)
@@ -791,8 +835,10 @@ def equal_context(tables: int, labeled: int, queries: int) -> Context:
     zeros = torch.zeros(num_rows, dtype=torch.int64)
     return Context(
         labeled=B * n,
-        table=zeros,  # all tables have the same n, so log n is given once
-        labels=zeros,  # not read, as labels are an input of the graph
+        # All tables have the same n, so log n is given once.
+        table=zeros,
+        # Not read, as labels are an input of the graph.
+        labels=zeros,
         all=symbolic_spans([labeled_run, query_run], num_rows),
         queries=symbolic_spans([query_run], B * queries),
     )
@@ -808,6 +854,7 @@ def symbolic_spans(runs: list[list[int]], queries: int, shared: bool = False) ->
         key_ends=unused,
         most_queries=0,
         most_keys=0,
-        uses=2 if len(runs) > 1 else 1,  # labeled and query rows attend to the same keys
+        # Labeled and query rows attend to the same keys.
+        uses=2 if len(runs) > 1 else 1,
         table=unused if shared else None,
     )

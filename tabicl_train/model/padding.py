@@ -79,12 +79,14 @@ class Pads(NamedTuple):
 
 def totals_of(shapes: Sequence[Shape], cls: int, rows_of_pads: Sequence[int] = ()) -> Totals:
     """Return the totals of tables of N, n and G; rows_of_pads: the tokens of more rows, which count as programs."""
+    # Rows by their number of tokens, and the programs that they fill: see `pack.row_programs`.
     rows = Counter(rows_of_pads)
     for N, _, G in shapes:
         rows[G + cls] += N
     programs = dict.fromkeys(KEYS, 0)
     for width, count in rows.items():
         keys = next((keys for keys in KEYS if keys >= width), None)
+        # A row that is too wide for kernels has no program.
         if keys is not None:
             programs[keys] += -(-count // (keys // width))
     return Totals(
@@ -157,7 +159,8 @@ def pad_columns(columns: Columns, last: int, size: Size) -> Columns:
     runs = torch.cat([runs[:, :-1], runs[:, -1:].clamp(max=last)], 1)
     return columns._replace(
         table=table,
-        labels=columns.labels.clamp(max=size.totals.rows - 1),  # those of pads are any labels
+        # The labels of pads are any labels.
+        labels=columns.labels.clamp(max=size.totals.rows - 1),
         to_inducing=columns.to_inducing._replace(runs=runs, table=table, most_keys=size.most_rows),
         from_inducing=columns.from_inducing._replace(most_queries=size.most_rows),
     )

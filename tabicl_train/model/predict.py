@@ -92,10 +92,12 @@ def decode(network: Network, state: Any, queries: Pack, temperature: float = 1.0
     """
     if encodes(type(network)):
         return network.decode(state, queries, temperature=temperature, tokens=tokens)
+    # Without that pair, labeled and query rows are joined to whole tables, and labels of query rows are zeros.
     joined = []
     cells = queries.X.split([N * M for N, _, M in queries.shapes])
     for (labeled, y, n), query_cells in zip(state.labeled.tables(), cells, strict=True):
-        rows = query_cells.view(labeled.shape[1], -1).t()  # (query rows, M); a pack has one column after the other
+        # The cells of a table lie column by column.
+        rows = query_cells.view(labeled.shape[1], -1).t()  # (query rows, M)
         labels = torch.cat([y, y.new_zeros(len(rows))])
         joined.append((torch.cat([labeled, rows]), labels, n))
     predicted = outputs_of(network, Pack.of(joined))
@@ -142,7 +144,8 @@ def predict_parts(network: Network, pack: Pack, num_classes: int, temperature: f
         queries = [X[n:] for X, _, n in tables]
         if len(tables) > 1:
             yield decode(network, state, pack_of_queries(queries), temperature, tokens)
-        else:  # a single table may be too long, so its query rows are divided
+        else:
+            # A single table may be too long, so its query rows are divided.
             size = max(1, tokens // queries[0].shape[1])
             for rows in queries[0].split(size):
                 yield decode(network, state, pack_of_queries([rows]), temperature, tokens)
@@ -198,6 +201,7 @@ def forward_differs(network: Network, perturbed: bool = False) -> str | None:
     """
     if not encodes(type(network)):
         return None
+    # A copy, and tables from a generator of its own, so that nothing of the run changes.
     network = copy.deepcopy(network).float().eval()
     device = next(network.parameters()).device
     generator = torch.Generator().manual_seed(0)
@@ -208,12 +212,15 @@ def forward_differs(network: Network, perturbed: bool = False) -> str | None:
     tables = []
     for X, y, n in random_tables(network.config, COMPARED, generator):
         tables.append((X.to(device), y.to(device), n))
+
+    # Both ways.
     with torch.no_grad():
         trained = outputs_of(network, Pack.of(tables)).float()
         scored = predict(network, Pack.of(tables)).float()
     difference = (trained - scored).abs().max().item()
+    # Weights that are not finite are refused elsewhere.
     if not math.isfinite(difference):
-        return None  # weights that are not finite are refused elsewhere
+        return None
     if difference <= TOLERANCE * max(1.0, trained.abs().max().item()):
         return None
     name = type(network).__name__

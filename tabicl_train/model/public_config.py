@@ -67,6 +67,7 @@ def to_public(config: TabICLConfig) -> dict[str, Any]:
     """Return the `tabicl` package's configuration of the same network, 26 keys; raises ConfigError if it has none."""
     values = public_values()
     if beyond := beyond_public(config):
+        # The package's names of rules help only if a rule is the problem; rules are the last settings listed.
         has = f", it has {', '.join(values['icl_scaling'])}" if "_scaling=" in beyond[-1] else ""
         it = "it" if len(beyond) == 1 else "them"
         raise ConfigError(
@@ -81,13 +82,18 @@ def to_public(config: TabICLConfig) -> dict[str, Any]:
 
 def from_public(public: dict[str, Any]) -> TabICLConfig:
     """Return our configuration of the `tabicl` package's network; raises ConfigError with all that is not supported."""
+    # All keys must be there: the package would take other defaults for those that are missing.
     missing = [key for key in (*NAMES.values(), *FIXED) if key not in public]
     if missing:
         raise ConfigError([f"the configuration lacks {', '.join(missing)}"])
+
+    # What is fixed here. `recompute` is not compared, since it changes no prediction.
     problems = []
     for key in ("activation", "norm_first"):
         if public[key] != FIXED[key]:
             problems.append(f"{key}={public[key]!r} is not supported, only {FIXED[key]!r}")
+
+    # Our values: choices by their names in the package, others as they are. An int may stand for a float.
     names_of_choices = public_values()
     values = {}
     for name, kind in get_type_hints(TabICLConfig).items():
@@ -97,7 +103,8 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
         value = public[theirs]
         if name in names_of_choices:
             ours = {public_name: choice for choice, public_name in names_of_choices[name].items()} | SWITCHES[name]
-            if value not in tuple(ours):  # a list, which has no hash, among them
+            # A tuple is searched, not the dictionary, since a list has no hash.
+            if value not in tuple(ours):
                 problems.append(f"{theirs}={value!r} is not supported, only {', '.join(map(repr, ours))}")
                 continue
             value = ours[value]
@@ -107,10 +114,12 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
         values[name] = kind(value)
     if problems:
         raise ConfigError(problems)
+
+    # Settings without effect keep our defaults, with which `check` has no problem.
     if values["col_grouping"] == "none":
-        del values["col_group_size"]  # it has no effect there
+        del values["col_group_size"]
     if values["max_classes"] != 0:
-        del values["num_quantiles"]  # nor has this
+        del values["num_quantiles"]
     config = TabICLConfig(**values)
     if problems := check(config):
         raise ConfigError(problems)

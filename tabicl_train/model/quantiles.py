@@ -56,7 +56,8 @@ class PinballFunction(torch.autograd.Function):
         weights = grad[:, None] / len(a)  # (rows, 1)
         parts = (x.split(size) for x in (grad_of_quantiles, quantiles, y[:, None], weights))
         for grad_of_q, q, targets, weight in zip(*parts, strict=True):
-            grad_of_q.copy_(slopes(q > targets, a).mul_(weight))  # rounded at the end: 0.999 is 1 in bf16
+            # Rounded at the end, as 0.999 is 1 in bf16.
+            grad_of_q.copy_(slopes(q > targets, a).mul_(weight))
         return grad_of_quantiles, None
 
 

@@ -50,8 +50,9 @@ class Sequence(NamedTuple):
 def sequences(spans: Spans, x: Tensor, context: Tensor, projected: Tensor, q: Tensor, kv: Tensor) -> Iterator[Sequence]:
     """Yield the sequences of a call of a layer: fields as there, but of all queries and keys; kv (K, 2, H, d)."""
     assert isinstance(spans.runs, Tensor)  # not exported
+    # With both kinds of rows, the runs of labeled rows come first, and as many of query rows follow.
     runs = spans.runs.tolist()
-    has_both_kinds = spans.uses == 2  # the runs of labeled rows, then those of query rows
+    has_both_kinds = spans.uses == 2
     start = 0
     for number, (count, length, keys, first_key, _) in enumerate(runs):
         if spans.shares_queries:
@@ -61,6 +62,7 @@ def sequences(spans: Spans, x: Tensor, context: Tensor, projected: Tensor, q: Te
         else:
             kind = QUERY
         for i in range(count):
+            # Keys follow from the first one of the run; queries follow one another, unless all sequences share them.
             queries = slice(0, length) if spans.shares_queries else slice(start, start + length)
             seen = slice(first_key + i * keys, first_key + (i + 1) * keys)
             yield Sequence(kind, x[queries], context[seen], projected[queries], q[queries], *kv[seen].unbind(1))
@@ -92,8 +94,9 @@ def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, list[Sequen
     def hook_of(key: Any) -> Callable:
         def hook(attention: Attention, arguments: tuple) -> None:
             x, context, spans, log_n, table = arguments
+            # The layer computes the same again after this. Rows are keys, so there is a context.
             projected, kv = attention.project(x, context)
-            assert kv is not None  # rows are keys, so there is a context
+            assert kv is not None
             q = attention.scale(projected, log_n, table, spans)
             if spans.shares_queries:
                 q = q[0]

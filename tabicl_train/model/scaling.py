@@ -35,6 +35,9 @@ HIDDEN = 64  # hidden width of the MLPs, that of the released weights
 class Scaling(nn.Module):
     """A rule that multiplies queries by base(n), and in some rules also by a gate of the query.
 
+    ``q <- q * base(n) * gate(q)`` for n keys, before the product with the keys; base(n) is a number for each head, or
+    one for each element of a head.
+
     Parameters
     ----------
     num_heads, head_dim : int
@@ -74,7 +77,20 @@ class Scaling(nn.Module):
             return self.scale(q, self.base(log_n), table)
 
     def scale(self, q: Tensor, base: Tensor, table: Tensor | None) -> Tensor:
-        """Multiply queries q by `base` (B, H, 1 or head_dim); the other arguments as in `forward`."""
+        """Multiply queries by their factors.
+
+        Parameters
+        ----------
+        q, table : Tensor
+            As in `forward`.
+        base : Tensor
+            Factors of each table, (B, H, 1 or head_dim) float32.
+
+        Returns
+        -------
+        Tensor
+            As from `forward`.
+        """
         return (q.float() * per_query(base, table)).to(q.dtype)
 
     def base(self, log_n: Tensor) -> Tensor:
@@ -83,7 +99,18 @@ class Scaling(nn.Module):
         return base if self.bound is None else self.bound * torch.tanh(base / self.bound)
 
     def growth(self, log_n: Tensor) -> Tensor:
-        """Compute `base` without its bound: log_n (B,) -> (B, H, 1 or head_dim)."""
+        """Compute `base` without its bound; a rule of one's own overrides this.
+
+        Parameters
+        ----------
+        log_n : Tensor
+            Logarithm of the number of keys of each table, (B,) float32.
+
+        Returns
+        -------
+        Tensor
+            (B, H, 1 or head_dim) float32.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
@@ -104,11 +131,17 @@ def per_query(base: Tensor, table: Tensor | None) -> Tensor:
 
 
 def mlp(in_dim: int, out_dim: int) -> nn.Sequential:
+    """Build an MLP with one hidden layer of width `HIDDEN`."""
     return nn.Sequential(nn.Linear(in_dim, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, out_dim))
 
 
 class SSMax(Scaling):
-    """Scalable softmax: queries grow with the logarithm of the number of keys (arXiv 2501.19399)."""
+    """Scalable softmax (arXiv 2501.19399): ``q <- s_h log(n) q`` for n keys.
+
+    While scores are bounded, the largest weight of softmax falls toward 0 as n grows. Here a key with score z has a
+    weight proportional to n^(s_h z) instead. The factor s_h of each head is learned, and starts at 1. The parameters
+    are those of `Scaling`.
+    """
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any) -> None:
         super().__init__(num_heads, head_dim, settings)
@@ -120,7 +153,15 @@ class SSMax(Scaling):
 
 
 class SSMaxMLP(Scaling):
-    """Scalable softmax whose growth is learned by an MLP, for each head or for each element."""
+    """Scalable softmax whose growth is learned: ``q <- MLP(log n) q`` for n keys, a rule of the `tabicl` package.
+
+    Parameters
+    ----------
+    num_heads, head_dim, settings
+        As for `Scaling`.
+    elementwise : bool, default False
+        Whether the MLP has an output for each element of a head, otherwise one for each head.
+    """
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any, elementwise: bool = False) -> None:
         super().__init__(num_heads, head_dim, settings)
@@ -132,7 +173,18 @@ class SSMaxMLP(Scaling):
 
 
 class QASSMax(Scaling):
-    """Query-aware scalable softmax of TabICLv2 (arXiv 2602.11139): a learned growth times a gate of the query."""
+    """Query-aware scalable softmax (TabICLv2, arXiv 2602.11139, section 3): a learned growth times a gate of the query.
+
+    ``q <- q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))`` for n keys. The gate lies in (0, 2), and starts at 1. All
+    heads share MLP_gate, while MLP_base has outputs for each head. Both have a hidden layer of 64 and GELU.
+
+    Parameters
+    ----------
+    num_heads, head_dim, settings
+        As for `Scaling`.
+    elementwise : bool, default False
+        Whether both have a value for each element of a head, otherwise one for each head.
+    """
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any, elementwise: bool = False) -> None:
         super().__init__(num_heads, head_dim, settings)
@@ -149,6 +201,7 @@ class QASSMax(Scaling):
 
     def scale(self, q: Tensor, base: Tensor, table: Tensor | None) -> Tensor:
         """See `Scaling`."""
+        # The kernel takes queries of rows; inducing points are shared by all columns, and few.
         if self.triton and q.is_cuda and table is not None:
             from tabicl_train.model.triton_scaling import scale_queries  # needs Triton
 
@@ -157,7 +210,7 @@ class QASSMax(Scaling):
             self.note(moments, q.numel() // q.shape[-1] * len(weights[-1]))
             return scaled
         wide = q.float()
-        gate = 1 + torch.tanh(self.query_mlp(wide))
+        gate = 1 + torch.tanh(self.query_mlp(wide))  # (Q, H, 1 or head_dim)
         if self.gate_sums is not None:
             kept = gate.detach()
             self.note(torch.stack([kept.sum(), kept.square().sum()]), kept.numel())
@@ -177,20 +230,42 @@ class SSA(nn.Module):
     exponential of their difference.
 
     Each head has a factor b > 0, which is applied here, to the queries, and an exponent p > 1, which averaging.py
-    applies; p is learned if `trainable`, and otherwise the settings' `ssa_exponent`. b starts at 1, as plotted in the
-    paper: near z = 0 the logits are then p z, about those of softmax.
+    applies. b starts at 1, as plotted in the paper: near z = 0 the logits are then p z, about those of softmax.
+
+    Parameters
+    ----------
+    num_heads, head_dim, settings
+        As for `Scaling`; the settings' `ssa_exponent` is p, or its first value.
+    trainable : bool, default False
+        Whether p is learned.
     """
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any, trainable: bool = False) -> None:
         super().__init__()
         self.num_heads, self.exponent = num_heads, settings.ssa_exponent
         self.gate_sums: Tensor | None = None  # as in Scaling, but this rule has no gate
+        # Logarithms are learned, so that b stays above 0 and p above 1.
         self.log_b = nn.Parameter(torch.zeros(num_heads))
         excess = math.log(self.exponent - 1)
         self.log_excess = nn.Parameter(torch.full((num_heads,), excess)) if trainable else None
 
     def forward(self, q: Tensor, log_n: Tensor | None = None, table: Tensor | None = None) -> Tensor:
-        """Multiply queries (Q, H, head_dim) by b, in float32; (1, Q, H, head_dim) without `table`."""
+        """Multiply queries by b, in float32 even under autocast.
+
+        Parameters
+        ----------
+        q : Tensor
+            Queries, (Q, H, head_dim).
+        log_n : Tensor, optional
+            (B,), which this rule does not need.
+        table : Tensor, optional
+            The table of each query, (Q,). Without it, all tables share the queries.
+
+        Returns
+        -------
+        Tensor
+            In the dtype of q, (Q, H, head_dim), or (1, Q, H, head_dim) if the tables share the queries.
+        """
         scaled = (q.float() * self.log_b.exp()[:, None]).to(q.dtype)
         return scaled[None] if table is None else scaled
 
@@ -247,6 +322,7 @@ class Rule:
 
 
 def gate_flops(width: int, heads: int, elementwise: bool = False) -> float:
+    """Count the FLOPs of a gate's MLP for all heads of a query, 2 per multiply-add."""
     return 2 * heads * HIDDEN * (width + (width if elementwise else heads)) / heads
 
 

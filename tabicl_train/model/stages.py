@@ -39,10 +39,24 @@ from tabicl_train.model.pack import (
 
 
 class LabelEncoder(nn.Linear):
-    """A linear map of the one-hot label, or of a number."""
+    """A linear map of the one-hot label, or of a number: ``W onehot(y) + b``, or ``W y + b``.
+
+    TabICLv2 has one for the column stage and one for in-context learning (arXiv 2602.11139, section 3).
+    """
 
     def forward(self, y: Tensor) -> Tensor:
-        """Y (rows,), int64 in [0, C) or float32 -> (rows, out_features)."""
+        """Embed labels.
+
+        Parameters
+        ----------
+        y : Tensor
+            Labels, (rows,): int64 in [0, C), or float32 numbers.
+
+        Returns
+        -------
+        Tensor
+            (rows, out_features).
+        """
         return exact_linear(label_values(y, self.in_features).to(self.weight.dtype), self.weight, self.bias)
 
 
@@ -102,19 +116,44 @@ def label_values(y: Tensor, width: int) -> Tensor:
 
 
 class InducedAttention(nn.Module):
-    """Induced set attention (ISAB, arXiv 1810.00825): rows -> I inducing points -> rows, linear in the rows."""
+    """Induced set attention (ISAB, arXiv 1810.00825, section 3.1): its cost is linear in the rows.
+
+    For the tokens X of a column and I learned inducing points P, ``H = block1(P, X[:n])`` and ``out = block2(X, H)``.
+    In `block(queries, keys)` the first attend to the second. Query rows are not in H, so predictions of a row do not
+    depend on other query rows.
+
+    Parameters
+    ----------
+    config : TabICLConfig
+        The architecture. P starts with a standard deviation of 0.02, as in the released network.
+    """
 
     def __init__(self, config: TabICLConfig):
         super().__init__()
         c = config
         self.multihead_attn1 = Block(c.embed_dim, c.col_num_heads, c.col_scaling, c, c.col_attention_fp32)
-        # without scaling, since its number of keys is always I
+        # Without scaling, since its number of keys is always I.
         self.multihead_attn2 = Block(c.embed_dim, c.col_num_heads, "none", c, c.col_attention_fp32)
         self.ind_vectors = nn.Parameter(torch.empty(c.col_num_inducing, c.embed_dim))
         nn.init.trunc_normal_(self.ind_vectors, std=0.02)
 
     def forward(self, tokens: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
-        """Tokens (tokens, E) of all columns -> (tokens, E); inducing points see only labeled rows."""
+        """Let the tokens of each column attend to its inducing points, which have attended to its labeled tokens.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            Tokens of all columns, (tokens, E), labeled ones first.
+        columns : Columns
+            Their layout.
+        log_n : Tensor
+            Logarithm of the number of labeled rows of each table, (B,).
+
+        Returns
+        -------
+        Tensor
+            (tokens, E).
+        """
         labeled = tokens[: columns.labeled]
         hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
         return self.multihead_attn2(tokens, hidden, columns.from_inducing)
@@ -126,7 +165,18 @@ class InducedAttention(nn.Module):
 
 
 class ColumnEmbedding(nn.Module):
-    """Groups of features -> set transformer over the rows of each group -> embeddings of cells."""
+    """The column stage (TabICL, arXiv 2502.05564, section 3.2; TabICLv2, arXiv 2602.11139, section 3).
+
+    A token is a group of features of a row, mapped to width E by ``W x + b``. In a target-aware network, the embedding
+    of its label is added to a labeled token. Induced set attention over the rows of a column, several times, makes them
+    embeddings of cells, out. With `col_affine`, as in TabICL v1, the embedding of a cell x is
+    ``x * norm(W1 out) + norm(W2 out)`` instead.
+
+    Parameters
+    ----------
+    config : TabICLConfig
+        The architecture.
+    """
 
     def __init__(self, config: TabICLConfig):
         super().__init__()
@@ -143,7 +193,24 @@ class ColumnEmbedding(nn.Module):
             self.ln_b = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
 
     def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Compute the embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""
+        """Compute the embeddings of the cells of all tables.
+
+        Parameters
+        ----------
+        pack : Pack
+            The tables.
+        columns : Columns
+            The layout of their tokens.
+        log_n : Tensor
+            Logarithm of the number of labeled rows of each table, (B,).
+        recompute : bool, default False
+            Whether the backward pass computes the blocks again.
+
+        Returns
+        -------
+        Tensor
+            (tokens, E), in the order of `columns`.
+        """
         cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
         return self.embed(cells, columns, log_n, recompute)
 
@@ -175,9 +242,10 @@ class ColumnEmbedding(nn.Module):
         An input has the features of its group; in a target-aware network then the label (see `label_values`) and a 1,
         or zeros for query rows; and under autocast zeros up to a multiple of eight, which the product needs.
         """
+        # The features. With the grouping disjoint, the last group may need cells after X.
         c = self.config
         X = pack.X
-        if c.col_grouping == "disjoint":  # whose last group may need cells after X
+        if c.col_grouping == "disjoint":
             X = F.pad(X, (0, max(N for N, _, _ in pack.shapes)))
         index = columns.cells
         if index is None:
@@ -185,6 +253,7 @@ class ColumnEmbedding(nn.Module):
         features = X[index]  # (tokens, size)
         if not c.col_target_aware:
             return features
+        # The label and the 1, whose weight is the bias of the labels' embedding; see `project`.
         num_features = features.shape[1]
         num_inputs = num_features + c.label_width + 1
         has_padding = torch.is_autocast_enabled(X.device.type)
@@ -196,7 +265,24 @@ class ColumnEmbedding(nn.Module):
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Cells (tokens, K) -> (tokens, E); any subset of columns, since they do not depend on each other."""
+        """Compute the embeddings of the cells of some columns, which do not depend on those of others.
+
+        Parameters
+        ----------
+        cells : Tensor
+            The input of each token, from `read`, (tokens, K).
+        columns : Columns
+            The layout of these tokens.
+        log_n : Tensor
+            (B,).
+        recompute : bool, default False
+            Whether the backward pass computes the blocks again.
+
+        Returns
+        -------
+        Tensor
+            (tokens, E).
+        """
         tokens = self.project(cells)
         for block in self.tf_col["blocks"].children():
             tokens = call_block(block, tokens, columns, log_n, recompute=recompute)
@@ -205,7 +291,24 @@ class ColumnEmbedding(nn.Module):
     def embed_known(
         self, cells: Tensor, columns: Columns, log_n: Tensor, known: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Compute `embed` of labeled rows and the keys of each block; or of query rows with these keys as `known`."""
+        """Compute `embed` of labeled rows and the keys of each block; or of query rows with these keys as `known`.
+
+        Parameters
+        ----------
+        cells : Tensor
+            The input of each token, (tokens, K).
+        columns : Columns
+            The layout of these tokens.
+        log_n : Tensor
+            (B,).
+        known : list of Tensor, optional
+            Keys and values of the inducing points of these columns, for each block (columns * I, 2, H, d).
+
+        Returns
+        -------
+        tuple of Tensor and list of Tensor
+            The embeddings, (tokens, E), and the keys and values of each block.
+        """
         tokens = self.project(cells)
         keys_of_blocks = []
         for i, block in enumerate(self.tf_col["blocks"].children()):
@@ -220,7 +323,8 @@ class ColumnEmbedding(nn.Module):
         weights = [self.in_linear.weight]
         if self.config.col_target_aware:
             weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
-        weight = torch.cat(weights, dim=1)  # one product for all, since each pass over all tokens is slow
+        # One product for all, since each pass over all tokens is slow.
+        weight = torch.cat(weights, dim=1)  # (E, K)
         return exact_linear(cells, weight, self.in_linear.bias)
 
     def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
@@ -228,7 +332,8 @@ class ColumnEmbedding(nn.Module):
         if self.config.col_affine:
             weight = self.ln_w(self.out_w(tokens))
             bias = self.ln_b(self.out_b(tokens))
-            tokens = (cells[:, :1] * weight + bias).to(weight.dtype)  # under autocast, cells are float32
+            # Under autocast, cells are float32.
+            tokens = (cells[:, :1] * weight + bias).to(weight.dtype)
         return tokens
 
 
@@ -251,7 +356,8 @@ def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grou
         features = (columns.group[:, None] + 2**number) % num_features  # (columns, size)
     else:
         features = columns.group[:, None] * size + number
-    first = first_of_table + features * rows[:, None]  # (columns, size), the cells of these features in the first row
+    # The cells of these features in the first row; the cell in the next row lies one further.
+    first = first_of_table + features * rows[:, None]  # (columns, size)
     if grouping == "disjoint":
         num_cells = sum(N * M for N, _, M in shapes)
         first = torch.where(features < num_features, first, num_cells)
@@ -286,9 +392,16 @@ def products_of_blocks(blocks: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 class RowInteraction(nn.Module):
-    """The row stage of TabICL (arXiv 2502.05564): a transformer over the tokens of each row.
+    """The row stage of TabICL (arXiv 2502.05564, section 3): a transformer over the tokens of each row.
 
-    The outputs of C CLS tokens, one after the other, are the representation of the row, of width D = C E.
+    C learned CLS tokens stand before the G embeddings of a row's cells. After blocks with rotary embedding, the outputs
+    of the CLS tokens, one after the other, are the representation of the row,
+    ``concatenate(norm(cls_1), ..., norm(cls_C))``, of width D = C E.
+
+    Parameters
+    ----------
+    config : TabICLConfig
+        The architecture. CLS tokens start with a standard deviation of 0.02, as in the released network.
     """
 
     def __init__(self, config: TabICLConfig):
@@ -310,7 +423,22 @@ class RowInteraction(nn.Module):
         yield from weights_and_biases(self.out_ln)
 
     def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
-        """Tokens (tokens, E) of all cells -> representations of all rows (rows, D), in the order of `rows`."""
+        """Compute the representations of all rows.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            Embeddings of all cells, (tokens, E), in the order of the column stage.
+        rows : Rows
+            The layout of the rows.
+        recompute : bool, default False
+            Whether the backward pass computes the blocks again.
+
+        Returns
+        -------
+        Tensor
+            (rows, D), in the order of `rows`.
+        """
         return self.interact(self.add_cls(tokens, rows), rows.within, recompute)
 
     def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
@@ -319,7 +447,23 @@ class RowInteraction(nn.Module):
         return Merge.apply(tokens, rows.tokens.long(), cls_tokens, rows.within.cls.long())
 
     def interact(self, x: Tensor, within: WithinRows, recompute: bool = False) -> Tensor:
-        """X (rows * T, E) -> representations (rows, D)."""
+        """Compute the representations of rows from all of their tokens.
+
+        Parameters
+        ----------
+        x : Tensor
+            Tokens, (rows * T, E), the CLS tokens of each row first.
+        within : WithinRows
+            The layout of these rows.
+        recompute : bool, default False
+            Whether the backward pass computes the blocks again.
+
+        Returns
+        -------
+        Tensor
+            (rows, D).
+        """
+        # What attention within rows is computed from: by kernels, which rotate tokens themselves, or by PyTorch.
         interleaved = self.config.row_rope_interleaved
         cos, sin = self.tf_row["rope"](within.every.most_keys)  # of each position
         every: RowSpans | KernelRows
@@ -338,6 +482,8 @@ class RowInteraction(nn.Module):
             of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
             every = RowSpans(within.every, rotation, rotation, interleaved)
             collecting = RowSpans(within.collecting, of_cls, rotation, interleaved)
+
+        # The blocks.
         *blocks, last = self.tf_row["blocks"].children()
         for block in blocks:
             x = call_block(block, x, None, every, recompute=recompute)
@@ -351,7 +497,8 @@ class RowInteraction(nn.Module):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         for block in self.tf_row["blocks"].children():
-            if type(block) is not Block or type(block.attn) is not Attention:  # a plug-in's may lack what ours have
+            # The blocks of a plug-in may lack what ours have.
+            if type(block) is not Block or type(block.attn) is not Attention:
                 return False
             if not block.attn.takes_kernels(x.device, dtype):
                 return False
@@ -359,9 +506,16 @@ class RowInteraction(nn.Module):
 
 
 class InContextLearner(nn.Module):
-    """The in-context stage of TabICL (arXiv 2502.05564): a transformer over the rows of a table.
+    """The in-context stage of TabICL (arXiv 2502.05564, section 3): a transformer over the rows of a table.
 
-    An embedding of the label is added to each labeled row. All rows attend to labeled rows only.
+    To the representation r of a labeled row, the embedding of its label is added: ``r + W onehot(y) + b``. In each
+    block, all rows attend to the labeled rows of their table only. A query row becomes
+    ``W2 gelu(W1 norm(r) + b1) + b2``, logits or quantiles, with a hidden width of 2 D.
+
+    Parameters
+    ----------
+    config : TabICLConfig
+        The architecture.
     """
 
     def __init__(self, config: TabICLConfig):
@@ -385,9 +539,28 @@ class InContextLearner(nn.Module):
         yield from weights_and_biases(self.ln, *layers)
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Predict the query rows (query rows, C) from rows (rows, D), in the order of `context`, and their labels y."""
+        """Predict the query rows.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Representations of all rows, (rows, D), in the order of `context`, labeled ones first.
+        y : Tensor
+            Labels of the labeled rows, (labeled rows,).
+        context : Context
+            The layout of the rows.
+        log_n : Tensor
+            Logarithm of the number of labeled rows of each table, (B,).
+        recompute : bool, default False
+            Whether the backward pass computes the blocks again.
+
+        Returns
+        -------
+        Tensor
+            (query rows, C).
+        """
         n = context.labeled
-        rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
+        rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])  # (rows, D)
         *blocks, last = self.tf_icl["blocks"].children()
         # Labeled rows, the first n, are the keys; all rows are queries.
         for block in blocks:
@@ -397,9 +570,23 @@ class InContextLearner(nn.Module):
         return self.decoder(self.ln(queries))
 
     def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
-        """Compute the keys and values of each block from labeled rows (rows, D) with labels y.
+        """Compute the keys and values of labeled rows in each block.
 
-        In `context`, the labeled rows are the query rows of their own tables.
+        Parameters
+        ----------
+        rows : Tensor
+            Representations of labeled rows, (rows, D).
+        y : Tensor
+            Their labels, (rows,).
+        context : Context
+            A layout in which they are labeled rows and query rows of the same tables.
+        log_n : Tensor
+            (B,).
+
+        Returns
+        -------
+        list of Tensor
+            (rows, 2, H, d) for each block.
         """
         rows = rows + self.y_encoder(y)
         table = context.table[context.labeled :]
@@ -408,12 +595,30 @@ class InContextLearner(nn.Module):
             assert isinstance(block, Block)
             keys = block.keys(rows)
             keys_of_blocks.append(keys)
-            if number < self.config.icl_num_blocks:  # labeled rows are not read after the last block
+            # Labeled rows are not read after the last block.
+            if number < self.config.icl_num_blocks:
                 rows = block(rows, keys, context.queries, log_n, table)
         return keys_of_blocks
 
     def answer(self, queries: Tensor, keys: list[Tensor], context: Context, log_n: Tensor) -> Tensor:
-        """Predict query rows (query rows, D) with the keys of the labeled rows, (query rows, C)."""
+        """Predict query rows with the keys of labeled rows.
+
+        Parameters
+        ----------
+        queries : Tensor
+            Representations of query rows, (query rows, D).
+        keys : list of Tensor
+            From `keys`, (labeled rows, 2, H, d) for each block.
+        context : Context
+            The layout of the query rows and of the labeled rows.
+        log_n : Tensor
+            (B,).
+
+        Returns
+        -------
+        Tensor
+            (query rows, C).
+        """
         table = context.table[context.labeled :]
         for block, keys_of_block in zip(self.tf_icl["blocks"].children(), keys, strict=True):
             queries = block(queries, keys_of_block, context.queries, log_n, table)

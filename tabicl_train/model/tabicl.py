@@ -227,7 +227,8 @@ class TabICL(Network):
     @classmethod
     def prepared(cls, config: TabICLConfig, pack: Pack) -> FlatLayout | None:
         """Lay out a pack on the CPU; see `Network`."""
-        if cls.forward is not TabICL.forward:  # a subclass may lay it out otherwise
+        # A subclass may lay it out otherwise.
+        if cls.forward is not TabICL.forward:
             return None
         most_targets = max(N - n for N, n, _ in pack.shapes)
         return FlatLayout.of(cls.layout(config, pack, complete=True), pack.target_positions(), most_targets)
@@ -288,10 +289,12 @@ class TabICL(Network):
 
     def products(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the parameters that are read in 16 bits only; see `Network`."""
-        if type(self).forward is not TabICL.forward:  # a subclass may read them otherwise
+        # A subclass may read them otherwise.
+        if type(self).forward is not TabICL.forward:
             return
         for stage in (self.col_embedder, self.row_interactor, self.icl_predictor):
-            if hasattr(stage, "products"):  # a stage of a plug-in may be any module
+            # A stage of a plug-in may be any module.
+            if hasattr(stage, "products"):
                 yield from stage.products()
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
@@ -319,7 +322,8 @@ class TabICL(Network):
         They add the same number to all scores of a query, which softmax ignores, whatever the scaling rule. Signed
         averaging depends on them, and so does the row stage, which rotates keys.
         """
-        if type(self) is not TabICL:  # a variant may use its keys otherwise
+        # A variant may use its keys otherwise.
+        if type(self) is not TabICL:
             return
         for stage in (self.col_embedder, self.icl_predictor):
             for layer in stage.modules():
@@ -419,6 +423,7 @@ class TabICL(Network):
         for N, n, _ in pack.shapes:
             if not 1 <= n < N:
                 raise ValueError(f"{n} of {N} rows are labeled; there must be a labeled row and a query row")
+        # On a GPU, the host would wait for the labels.
         if regression or pack.y.device.type != "cpu":
             return
         if not 0 <= pack.y.min() <= pack.y.max() < self.config.max_classes:

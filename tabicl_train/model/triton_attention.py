@@ -123,7 +123,8 @@ def _rotation(cos, sin, position, D: tl.constexpr, P: tl.constexpr):
 def _partners(D: tl.constexpr, P: tl.constexpr, INTERLEAVED: tl.constexpr):
     """The matrix (P, P) by which x is multiplied to give each value its partner in a rotated pair."""
     value = tl.arange(0, P)
-    partner = value ^ 1 if INTERLEAVED else (value + D // 2) % D  # a pair are neighbors, or half a head apart
+    # A pair are neighbors, or half a head apart.
+    partner = value ^ 1 if INTERLEAVED else (value + D // 2) % D
     return (value[:, None] == partner[None, :]).to(tl.float32)
 
 
@@ -162,6 +163,7 @@ def rows_forward(
     CLS: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """q (Q, H, d) and kv (K, 2, H, d), not rotated, with these strides of a token -> out (Q, H, d)."""
+    # The rows of this program. Keys of all of them are rotated by their positions within their rows.
     first_key, first_query, keys_each, queries_each, rows = _row_program(programs, CLS)
     q += first_query * Q_STRIDE
     out += first_query * (H * D)
@@ -196,6 +198,7 @@ def rows_backward(
     CLS: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `rows_forward`: dq as q and dkv as kv, from grad (Q, H, d)."""
+    # The rows of this program.
     first_key, first_query, keys_each, queries_each, rows = _row_program(programs, CLS)
     q += first_query * Q_STRIDE
     dq += first_query * Q_STRIDE
@@ -207,19 +210,22 @@ def rows_backward(
     key = tl.arange(0, KEYS)
 
     for h in range(H):
-        key_cos, key_sin = _rotation(cos, sin, key % keys_each, D, P)  # again, instead of keeping them in registers
+        # Keys and values of a head. Their angles are loaded for each head, instead of being kept in registers.
+        key_cos, key_sin = _rotation(cos, sin, key % keys_each, D, P)
         k = _load(kv + h * D, rows * keys_each, KV_STRIDE, KEYS, D, P)
         v = _load(kv + (H + h) * D, rows * keys_each, KV_STRIDE, KEYS, D, P)
         k = _turn(k, key_cos, key_sin, partners).to(dtype)
         dk = tl.zeros((KEYS, P), tl.float32)
         dv = tl.zeros((KEYS, P), tl.float32)
         for start in range(0, QUERIES, TILE):
+            # A tile of queries and the gradient of its output, (TILE, P) each.
             query = start + tl.arange(0, TILE)
             count = rows * queries_each - start
             cos_here, sin_here = _rotation(cos, sin, query % queries_each, D, P)
             x = _load(q + start * Q_STRIDE + h * D, count, Q_STRIDE, TILE, D, P)
             x = _turn(x, cos_here, sin_here, partners).to(dtype)
             g = _load(grad + start * (H * D) + h * D, count, H * D, TILE, D, P)
+            # The weights again, which were not stored, and delta from them, not from the rounded output.
             seen = (query // queries_each)[:, None] == (key // keys_each)[None, :]
             numerators, total, _ = _exponentials(x, k, seen, scale)
             weights = numerators / total[:, None]
@@ -228,8 +234,10 @@ def rows_backward(
             dx, dk_here, dv_here = _gradients(weights, dweights, delta, x, k, g, scale)
             dk += dk_here
             dv += dv_here
+            # The gradient of a rotated vector is rotated back.
             dx = _turn(dx, cos_here, -sin_here, partners)
             _store(dq + start * Q_STRIDE + h * D, dx, count, Q_STRIDE, TILE, D, P)
+        # All queries that see the keys have added to their gradients.
         dk = _turn(dk, key_cos, -key_sin, partners)
         _store(dkv + h * D, dk, rows * keys_each, KV_STRIDE, KEYS, D, P)
         _store(dkv + (H + h) * D, dv, rows * keys_each, KV_STRIDE, KEYS, D, P)
@@ -248,6 +256,7 @@ def tokens_read_points_forward(
 
     `ends` are 0 and the ends of the labeled tokens of each column; with USES = 2, then those of its query tokens.
     """
+    # The keys and values of the points stay in registers, (PADDED, P) each.
     column = tl.program_id(0)
     h = tl.program_id(1)
     kv += column.to(tl.int64) * (POINTS * 2 * H * D)
@@ -256,6 +265,7 @@ def tokens_read_points_forward(
     v = _load(kv + (H + h) * D, POINTS, 2 * H * D, PADDED, D, P)
     seen = (tl.arange(0, PADDED) < POINTS)[None, :]
 
+    # The labeled tokens of the column, then its query tokens, tile by tile.
     for use in tl.static_range(USES):
         first = tl.load(ends + use * columns + column)
         tokens = tl.load(ends + use * columns + column + 1) - first
@@ -275,6 +285,7 @@ def tokens_read_points_backward(
     POINTS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `tokens_read_points_forward`: dq as q and dkv as kv."""
+    # The keys and values of the points, and the sums of their gradients, stay in registers, (PADDED, P) each.
     column = tl.program_id(0)
     h = tl.program_id(1)
     kv += column.to(tl.int64) * (POINTS * 2 * H * D)
@@ -285,6 +296,7 @@ def tokens_read_points_backward(
     dk = tl.zeros((PADDED, P), tl.float32)
     dv = tl.zeros((PADDED, P), tl.float32)
 
+    # The tokens tile by tile. The weights are computed again, and delta from them, not from the rounded output.
     for use in tl.static_range(USES):
         first = tl.load(ends + use * columns + column)
         tokens = tl.load(ends + use * columns + column + 1) - first
@@ -345,6 +357,7 @@ def points_read_tokens_forward(
         highest = higher
     _store(out + column * (POINTS * H * D) + h * D, read / total[:, None], POINTS, H * D, PADDED, D, P)
     point = tl.arange(0, PADDED)
+    # With it, the backward pass gets the weights of a tile without the other tiles.
     log_sum = highest * (scale * LOG2E) + tl.log2(total)
     tl.store(log_sums + (column * H + h) * POINTS + point, log_sum, mask=point < POINTS)
 
@@ -423,12 +436,14 @@ def _launch_rows(
 ) -> None:  # fmt: skip
     """Launch a kernel of rows once for each size of its programs; arrays: what follows q and kv."""
     heads, dim = q.shape[-2:]
-    kv_of_tokens = q[:, 1:] if kv is None else kv  # a view; its stride is that of q then
+    # A view of q, with its stride, where q has keys and values too.
+    kv_of_tokens = q[:, 1:] if kv is None else kv
     constants = _constants(heads, dim) | {"INTERLEAVED": interleaved, "CLS": cls}
     constants |= {"Q_STRIDE": q.stride(0), "KV_STRIDE": kv_of_tokens.stride(0)}
     for keys, (first, number, most_rows) in zip(KEYS, rows.launches.tolist(), strict=True):
         if number == 0:
             continue
+        # At least 16 queries, the smallest size of tensor cores.
         queries = max(16, triton.next_power_of_2(most_rows * cls)) if cls else keys
         kernel[(number,)](
             q, kv_of_tokens, *arrays, *rotation, rows.programs[first:], dim**-0.5,
@@ -501,7 +516,8 @@ def _keep_rows(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _differentiate_rows(ctx: Any, grad: Tensor) -> tuple:
-    q, kv, *others = ctx.saved_tensors  # once, since a recomputed block allows it once
+    # They are read once, since a recomputed block allows it once.
+    q, kv, *others = ctx.saved_tensors
     dq, dkv = rows_gradients(q, kv, *others, ctx.cls, ctx.interleaved, grad)
     return dq, None if kv is None else dkv, None, None, None, None, None, None
 
@@ -622,6 +638,7 @@ def points_read_tokens_gradients(
         q, table, kv, grad.contiguous(), log_sums, dq_of_columns, dkv, ends, dim**-0.5,
         SHARED=tables == 1, **_constants(heads, dim), **options,
     )  # fmt: skip
+    # Columns share queries: their gradients are added in fp32 and in a fixed order.
     dq = dq_of_columns.sum(0, keepdim=True) if tables == 1 else one_hot_sums(dq_of_columns, table, tables)
     return dq.to(q.dtype), dkv
 

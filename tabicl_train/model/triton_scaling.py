@@ -85,7 +85,8 @@ def forward_kernel(
     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BASES: tl.constexpr, GATES: tl.constexpr,
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """chunk: tokens of a program."""
+    """Scale the queries of `chunk` tokens: q (N, H, d) -> scaled (N, H, d); moments (programs, 2) of their gates."""
+    # The weights, and the sums of gates and of their squares for each place of a block.
     w1, b1, w2, b2 = _gate_weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
     VECTORS: tl.constexpr = TOKENS * HP
     total = tl.zeros((VECTORS, 1 if GATES == 1 else P), tl.float32)
@@ -93,9 +94,11 @@ def forward_kernel(
     first = tl.program_id(0) * chunk
     last = tl.minimum(first + chunk, tokens)
     for start in range(first, last, TOKENS):
+        # The gates of a block of tokens.
         token, at, exists = _query_offsets(start, last, TOKENS, H, HP, D, P)
         x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
         _, _, gate = _gate(tl.reshape(x, (VECTORS, P)), w1, b1, w2, b2, P, GATES)
+        # Those of padding do not count.
         if GATES == 1:
             real = (token < last)[:, None] & (tl.arange(0, HP) < H)[None, :]
             counted = tl.where(tl.reshape(real, (VECTORS, 1)), gate, 0.0)
@@ -103,9 +106,11 @@ def forward_kernel(
             counted = tl.where(tl.reshape(exists, (VECTORS, P)), gate, 0.0)
         total += counted
         square += counted * counted
+        # q * base * gate
         factor = _base(base, tl.load(segment + token, mask=token < last, other=0), exists, H, HP, P, BASES)
         x = x * factor * tl.reshape(gate, (TOKENS, HP, 1 if GATES == 1 else P))
         tl.store(scaled + at, x.to(scaled.dtype.element_ty), mask=exists)
+    # The moments of this program, which torch adds to those of others.
     tl.store(moments + tl.program_id(0) * 2, tl.sum(tl.sum(total, 1), 0))
     tl.store(moments + tl.program_id(0) * 2 + 1, tl.sum(tl.sum(square, 1), 0))
 
@@ -116,7 +121,11 @@ def backward_kernel(
     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BASES: tl.constexpr, GATES: tl.constexpr,
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """dbase and the gradients of the weights: one of each for each program, dbase filled with zeros."""
+    """The gradients of `forward_kernel`: dq (N, H, d), and for each program those of base and of the weights.
+
+    dbase is (programs, S, H, d or 1), filled with zeros.
+    """
+    # The weights, and the sums of their gradients.
     w1, b1, w2, b2 = _gate_weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
     VECTORS: tl.constexpr = TOKENS * HP
     G: tl.constexpr = 1 if GATES == 1 else P
@@ -131,6 +140,7 @@ def backward_kernel(
     head, b = tl.arange(0, HP), tl.arange(0, B)
     dbase += program.to(tl.int64) * segments * (H * BASES) + head[:, None] * BASES + b[None, :]
     for start in range(first, last, TOKENS):
+        # The gates of a block of tokens, computed again.
         token, at, exists = _query_offsets(start, last, TOKENS, H, HP, D, P)
         x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
         slope = tl.load(grad + at, mask=exists, other=0.0).to(tl.float32)
@@ -140,9 +150,10 @@ def backward_kernel(
         own = tl.load(segment + token, mask=token < last, other=-1)
         factor = _base(base, own, exists, H, HP, P, BASES)
 
-        part = slope * x * gates  # of the gradient of base
+        # base: the sums over the tokens of each segment. A segment's tokens lie together, so it is nearly always one.
+        part = slope * x * gates
         lowest = tl.min(tl.where(own < 0, segments, own), 0)
-        for s in range(lowest, tl.max(own, 0) + 1):  # nearly always one: a segment's tokens lie together
+        for s in range(lowest, tl.max(own, 0) + 1):
             some = tl.sum(tl.where((own == s)[:, None, None], part, 0.0), 0)  # (HP, P)
             if BASES == 1:
                 some = tl.sum(some, 1)[:, None]
@@ -150,6 +161,7 @@ def backward_kernel(
             sum_at = dbase + s * (H * BASES)
             tl.store(sum_at, tl.load(sum_at, mask=mask, other=0.0) + some, mask=mask)
 
+        # The second linear layer: the derivative of the gate 1 + tanh(z) is 1 - tanh(z)^2 = gate (2 - gate).
         dgate = tl.reshape(slope * x * factor, (VECTORS, P))
         if GATES == 1:
             dz = tl.sum(dgate, 1)[:, None] * gate * (2 - gate)
@@ -160,11 +172,15 @@ def backward_kernel(
             dactive = tl.dot(dz, w2, input_precision="tf32x3")
             dw2_sum = tl.dot(tl.trans(dz), active, dw2_sum, input_precision="tf32x3")
         db2_sum += tl.sum(dz, 0)
+        # GELU and the first linear layer.
         dhidden = dactive * rise
         dw1_sum = tl.dot(tl.trans(dhidden), flat, dw1_sum, input_precision="tf32x3")
         db1_sum += tl.sum(dhidden, 0)
+        # Queries have a gradient as what is scaled, and another one through the gate.
         through = tl.reshape(tl.dot(dhidden, w1, input_precision="tf32x3"), (TOKENS, HP, P))
         tl.store(dq + at, (slope * factor * gates + through).to(dq.dtype.element_ty), mask=exists)
+
+    # The sums of this program.
     i, j, o = tl.arange(0, P), tl.arange(0, HIDDEN), tl.arange(0, G)
     tl.store(dw1 + program * HIDDEN * D + j[:, None] * D + i[None, :], dw1_sum, mask=(i < D)[None, :])
     tl.store(db1 + program * HIDDEN + j, db1_sum)
@@ -177,6 +193,7 @@ def kernel_options(num_heads: int, head_dim: int, bases: int, gates: int, backwa
     heads = triton.next_power_of_2(num_heads)
     padded = max(16, triton.next_power_of_2(head_dim))  # the smallest size of tensor cores
     sizes = {"H": num_heads, "HP": heads, "D": head_dim, "P": padded, "BASES": bases, "GATES": gates}
+    # Blocks of 64 vectors, or of 32 wide ones, unless a token alone has more heads.
     wide = padded >= 64
     tokens = max(1, (32 if wide else 64) // heads)
     return sizes | {"HIDDEN": HIDDEN, "TOKENS": tokens, "num_warps": 8 if wide and backward else 4}

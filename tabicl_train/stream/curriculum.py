@@ -310,7 +310,8 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     rng : numpy.random.Generator
         The generator, which is advanced.
     """
-    rng.random()  # version 0.2.0 drew a choice here; without this call, all later draws would change
+    # Version 0.2.0 drew a choice here. Without this call, all later draws would change.
+    rng.random()
     # Rows, uniform in themselves or in their logarithm.
     low, high = stage.rows
     if stage.row_distribution == "log_uniform":
@@ -318,6 +319,7 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     else:
         rows = int(rng.integers(low, high + 1))
     rows = min(max(rows, low), high)
+    # Features, fewer of long tables, and the split, with two rows or more on each side.
     features = int(rng.integers(stage.features[0], stage.features[1] + 1))
     features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)

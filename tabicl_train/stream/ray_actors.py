@@ -75,7 +75,8 @@ class Drawer:
     def __init__(self, sent: list[tuple[plugins.Plugin, list[bytes] | None]], stream: bytes, folder: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        torch.set_num_threads(1)  # as in workers: sums of several threads are rounded differently
+        # As in workers: sums of several threads are rounded differently.
+        torch.set_num_threads(1)
         plugins.receive(sent)
         self.stream: StepStream = pickle.loads(stream)
 
@@ -84,7 +85,8 @@ class Drawer:
             item = self.stream.draw(step)
         except (Exception, SystemExit) as error:
             raise picklable(error)  # noqa: B904 - it is the same error in most cases
-        return packed(item)  # Ray shares arrays without copying
+        # Ray shares arrays without copying.
+        return packed(item)
 
 
 class RayLoader(Loader):
@@ -95,7 +97,8 @@ class RayLoader(Loader):
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
-        super().__init__(stream, StreamConfig(num_workers=0), device)  # no workers: `take` asks actors instead
+        # Without workers, since `take` asks actors instead.
+        super().__init__(stream, StreamConfig(num_workers=0), device)
         self.config = config
         self.drawers = config.workers
         self.ray: Any = None  # imported by `start`
@@ -109,7 +112,8 @@ class RayLoader(Loader):
         super().start(first, stop)
         self.undrawn = self.stream.steps.start
         environment = dict(ENVIRONMENT)
-        if self.config.address is None and "ray" not in sys.modules:  # it reads the mode when it is imported
+        # Ray reads the mode of a new cluster when it is imported.
+        if self.config.address is None and "ray" not in sys.modules:
             environment |= NEW_CLUSTER
         os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
         sent = plugins.sent()
@@ -118,19 +122,22 @@ class RayLoader(Loader):
         # Connect, or start Ray.
         try:
             connect_to_ray(self.config)
-        except SystemExit:  # Ray raises it on SIGTERM while it connects
+        except SystemExit:
+            # Ray raises it on SIGTERM while it connects.
             if stop is not None:
                 stop.handle(signal.SIGTERM)
                 return
             raise
-        except Exception as error:  # Ray does not document the types
+        except Exception as error:
+            # Ray does not document the types.
             raise ConfigError([f"stream=ray: {first_line(error)}"]) from None
 
         # Start the actors, each on a CPU, spread over the machines.
         self.ray = ray
         self.head = ray.get_runtime_context().gcs_address
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES, scheduling_strategy="SPREAD")(Drawer)
-        stream = ray.cloudpickle.dumps(self.stream)  # it can also pickle classes of the main script
+        # Ray's pickle takes classes of the main script, too.
+        stream = ray.cloudpickle.dumps(self.stream)
         for _ in range(self.drawers):
             actor: Any = kind.remote(sent, stream, os.getcwd())
             self.busy[actor.__ray_ready__.remote()] = actor
@@ -191,8 +198,10 @@ class RayLoader(Loader):
         except errors.GetTimeoutError:
             raise
         except errors.RayTaskError as error:
+            # The actor lives, and has raised this.
             raise error.cause from error
         except errors.RayError as error:
+            # The head is gone, or all actors that tried the step are, or none can be started.
             self.check_head()
             if isinstance(error, (errors.ActorUnavailableError, errors.OutOfMemoryError)):
                 where = f"step {step}, seed {self.stream.seed} (out of memory?)"
@@ -225,6 +234,7 @@ def connect_to_ray(config: StreamConfig) -> None:
     cluster_options: dict[str, Any] = {}
     if config.address is None:
         cluster_options = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
+    # Ray replaces the handler of SIGTERM.
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -234,7 +244,7 @@ def connect_to_ray(config: StreamConfig) -> None:
             **cluster_options,
         )
     finally:
-        signal.signal(signal.SIGTERM, handler)  # Ray replaces it
+        signal.signal(signal.SIGTERM, handler)
     if config.address is None and not asks_for_token():
         info(
             "warning   Ray listens on all network interfaces of this machine without a token, so whoever reaches its "

@@ -48,7 +48,8 @@ def learning_rate(stage: StageConfig, step: int) -> float:
     if not isinstance(rate, numbers.Real) or not 0 <= float(rate) < math.inf:
         problem = f"schedule={stage.schedule} returns {rate!r} for step {step} of a stage of {stage.steps}"
         raise ConfigError([f"{problem}; it must return a finite number of at least 0"])
-    return float(rate)  # a checkpoint that holds a NumPy number could not be loaded
+    # A checkpoint that holds a NumPy number could not be loaded.
+    return float(rate)
 
 
 def progress(stage: StageConfig, step: int, start: float | None = None) -> float:
@@ -117,7 +118,8 @@ def schedule_problems(curriculum: CurriculumConfig) -> list[str]:
         try:
             learning_rate(stage, min(math.ceil(stage.warmup * stage.steps), stage.steps - 1))
             learning_rate(stage, stage.steps - 1)
-        except Exception as error:  # of a plug-in, of any type
+        except Exception as error:
+            # A plug-in may raise any type.
             problems.append(f"curriculum.stages.{name}.schedule is {stage.schedule!r}; it fails: {first_line(error)}")
     return problems
 

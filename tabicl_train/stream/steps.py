@@ -119,7 +119,8 @@ class StepStream:
                     table = draw_table(self.prior, group.spec, self.seed, step, index, self.model.max_classes)
                     tables.append(table)
                     item.rejections.update(table.rejections)
-            tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
+            # Equal shapes together: tables with constant columns have fewer features than planned.
+            tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))
             item.packs.append(self.laid_out(pack(tables), step))
             if self.keeps_clusters:
                 real = real_tables(self.prior)
@@ -180,7 +181,8 @@ def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, 
     """
     try:
         table = prior.sample(spec, (seed, step, index))
-        if table.source is None or not table.source[1]:  # a file may have fewer rows
+        # A table from a file may have fewer rows.
+        if table.source is None or not table.source[1]:
             spec.check_sizes(table.X, table.y, table.train_size, prior)
         low, high = table.y.min().item(), table.y.max().item()
         if max_classes and not 0 <= low <= high < max_classes:

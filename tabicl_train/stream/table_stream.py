@@ -124,7 +124,8 @@ class TableStream(IterableDataset):
                 features=lowest_and_highest(10 if features is None else features),
                 train_share=lowest_and_highest(0.5 if labeled_share is None else labeled_share),
                 tables=number,
-                group_size=max(1, number),  # so that a wrong number is reported once, as `tables`
+                # At least 1, so that a wrong number is reported once, as `tables`.
+                group_size=max(1, number),
                 pack_tokens=ENDLESS,
             )
             curriculum = CurriculumConfig({"tables": stage})
@@ -143,7 +144,8 @@ class TableStream(IterableDataset):
         if not 0 <= rank < ranks:
             problems.append(f"rank is {rank}; it must lie in 0..ranks-1, where ranks is {ranks}")
         fewest_tables = min((stage.tables for stage in curriculum.stages.values()), default=0)
-        if 1 <= fewest_tables < ranks:  # no tables at all are reported above
+        # No tables at all are reported above.
+        if 1 <= fewest_tables < ranks:
             problems.append(f"a step has {fewest_tables} tables, but ranks is {ranks}; each rank needs at least one")
 
         # A dense batch is one group on one rank.

@@ -86,7 +86,8 @@ class Steps(IterableDataset):
         if isinstance(stream, bytes):
             try:
                 _, stream = pickle.loads(stream)
-            except Exception as error:  # such as a plug-in that has changed
+            except Exception as error:
+                # A plug-in may have changed, for example.
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
                 return
         assert isinstance(stream, StepStream)
@@ -97,7 +98,8 @@ class Steps(IterableDataset):
         stop = stream.steps.stop
 
         def check_close(_: int) -> None:
-            if self.first_step.get_obj().value == stop:  # read without the lock: a killed process would not release it
+            # Read without the lock, since a killed process would not release it.
+            if self.first_step.get_obj().value == stop:
                 raise StopRequested
 
         # Draw this worker's share of the steps.
@@ -106,7 +108,8 @@ class Steps(IterableDataset):
                 yield packed(stream.draw(step, check_close))
             except StopRequested:
                 return
-            except (Exception, SystemExit) as error:  # a prior of a plug-in may raise anything
+            except (Exception, SystemExit) as error:
+                # A prior of a plug-in may raise anything.
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
 
 
@@ -214,6 +217,7 @@ class Loader(AbstractContextManager):
 
     def next(self) -> StepItem | None:
         """Wait for the next item; None if the run was asked to stop meanwhile, or no more tables are available."""
+        # All time in here counts as waiting, whether or not there is an item.
         started = time.perf_counter()
         try:
             self.check_stop()
@@ -245,7 +249,8 @@ class Loader(AbstractContextManager):
             try:
                 content, more = next(self.from_workers)
                 break
-            except RuntimeError as error:  # a timeout of DataLoader, after POLL seconds, has no type of its own
+            except RuntimeError as error:
+                # A timeout of DataLoader, after POLL seconds, has no type of its own.
                 if "timed out" not in str(error):
                     raise
                 self.check_stop()
@@ -264,8 +269,9 @@ class Loader(AbstractContextManager):
             # or a thread that waits for an item still holds the iterator: then `kill` would cause that error.
             self.from_workers._shutdown_workers()
             self.from_workers = None
+            # DataLoader sends SIGTERM, which workers ignore.
             for worker in self.workers:
-                worker.kill()  # workers ignore SIGTERM, which DataLoader sends
+                worker.kill()
 
     def __exit__(self, *_: object) -> None:
         """End the workers."""

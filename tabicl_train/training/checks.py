@@ -80,7 +80,8 @@ def devices_problems(devices: int | None, launch: Launch) -> list[str]:
     """Return a contradiction between `trainer.devices` and the number of ranks, in a list."""
     if devices in (None, launch.local_size):
         return []
-    if launch.size == 1 and not is_rank():  # `train` was called from Python
+    if launch.size == 1 and not is_rank():
+        # `train` was called from Python.
         start = f"start the command tabicl-train trainer.devices={devices}, or torchrun, instead"
         return [f"trainer.devices is {devices}, but this process is a single rank; {start}"]
     return [f"trainer.devices is {devices}, but torchrun has started {launch.local_size} ranks here; leave it out"]
@@ -95,7 +96,8 @@ def folder_problems(config: RunConfig, launch: Launch) -> list[str]:
         problems.append(f"run_dir is {config.run_dir!r}; {unwritable}")
     elif os.path.exists(run_dir / STUDY):
         problems.append(f"run_dir is {config.run_dir!r}; it is the directory of a sweep, which contains runs")
-    return problems + input_problems("run_dir", run_dir, config.table_inputs)  # a table may be called metrics.csv
+    # A table may be called metrics.csv.
+    return problems + input_problems("run_dir", run_dir, config.table_inputs)
 
 
 def gpu_problems(trainer: TrainerConfig, launch: Launch) -> list[str]:
@@ -156,7 +158,8 @@ def check_network(module: TrainedNetwork) -> list[str]:
     network = module.model
     name = type(network).__name__
     problem = checkpoint.state_dict_problem(network.state_dict())
-    if problem is not None:  # its checkpoints could not be read
+    if problem is not None:
+        # Its checkpoints could not be read.
         return [f"{name}: {problem}"]
     for key, parameter in network.named_parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:

@@ -61,7 +61,8 @@ def compiler_problems(settings: TrainerConfig) -> list[str]:
         missing = f"a compiler ({' or '.join(compilers)})"
     elif not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing = "Python.h (in a package such as python3-dev)"
-    elif not on_cuda and " " in torch.__file__:  # torch does not quote it for the linker
+    elif not on_cuda and " " in torch.__file__:
+        # Torch does not quote its path for the linker.
         return [f"trainer.compile is true, which fails if torch's path has a space ({Path(torch.__file__).parent})"]
     else:
         return []

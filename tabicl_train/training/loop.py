@@ -55,7 +55,8 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     with RankProcess.open(config.trainer) as process:
         launch = process.launch
         problems = check_machine(config, launch)
-        if not process.has_device:  # without its GPU, it cannot be connected with the other ranks
+        # Without its GPU, this rank cannot be connected with the others.
+        if not process.has_device:
             raise ConfigError(problems)
 
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
@@ -72,7 +73,8 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
             start = folder.find_start()
             if start.is_finished:
                 return folder.finish_earlier(start)
-            if start.has_steps:  # before the network is built, which takes a second
+            # Tables are drawn while the network is built, which takes a second.
+            if start.has_steps:
                 start_drawing(loader, start.steps, process.stop, ranks)
 
             # The network, the optimizer and the callbacks, with their states in the checkpoint.
@@ -124,7 +126,8 @@ def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
     callbacks.start(state)
     while (reason := callbacks.reason_to_end(state)) is None:
         item = loader.next()  # waits for tables, or for a stop signal
-        reason = callbacks.agree_to_stop(item)  # besides the gradients, all that ranks exchange in every step
+        # This and the gradients are all that ranks exchange in every step.
+        reason = callbacks.agree_to_stop(item)
         if reason is not None:
             break
         assert item is not None  # otherwise all ranks have stopped

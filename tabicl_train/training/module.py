@@ -116,7 +116,8 @@ class Gradients:
         number = len(self.views_of_casts)
         if number:
             cast_gradients = gradients[:number]
-            if any(g is None for g in cast_gradients):  # otherwise the gradient of an earlier pack would be added again
+            # A copy that was not read would add its gradient of an earlier pack again.
+            if any(g is None for g in cast_gradients):
                 self.flat_of_casts.zero_()
             read = [(view, g) for view, g in zip(self.views_of_casts, cast_gradients, strict=True) if g is not None]
             torch._foreach_copy_([view for view, _ in read], [g for _, g in read])
@@ -345,7 +346,8 @@ class TrainedNetwork(nn.Module):
         measures_gates = any(layer.gate_sums is not None for _, layer in self.model.named_scalings())
         size = (pack.layout.key, measures_gates)
         made_for = (gradients, item.stage, optimizer, self.states_replaced)
-        if made_for != self.step_replay.made_for:  # the graphs of an earlier stage are no longer replayed
+        # The graphs of an earlier stage are no longer replayed, so nothing reads these packs.
+        if made_for != self.step_replay.made_for:
             self.kept_packs.clear()
         # Copy the tables to where the graph reads them.
         kept = self.kept_packs.setdefault(size, pack)
@@ -390,13 +392,15 @@ class TrainedNetwork(nn.Module):
         tuple of Tensor
             Loss, gradient norm before clipping, and whether the step was taken, each ().
         """
+        # The gradients of the loss, without its scale.
         views = gradients.views
         torch._foreach_div_(views, self.loss_scale.scale)
         loss = gradients.loss[0].clone()
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(views)))
         finite = loss.isfinite() & norm.isfinite()
         factor = (clip / (norm + 1e-6)).clamp(max=1.0)
-        gradients.flat.mul_(torch.where(finite, factor, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 if skipped
+        # In a skipped step, all become NaN and then 0.
+        gradients.flat.mul_(torch.where(finite, factor, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)
         take(finite)
         self.skipped += ~finite
         self.loss_scale.update(finite)
@@ -526,9 +530,11 @@ class TrainedNetwork(nn.Module):
         losses = query_losses(self.model, pack, checkpoint_rows, self.objective, self.auxiliary, predict)
         refuse_detached(losses, self.objective)
         loss = losses.mean()
-        with torch.autocast(self.device.type, enabled=False):  # parts in fp32 get fp32 gradients only without it
+        # Only without autocast do parts in fp32 get fp32 gradients.
+        with torch.autocast(self.device.type, enabled=False):
             scaled = loss * (weight * self.loss_scale.scale)
-            with in_place():  # for blocks that are recomputed
+            # Blocks that are recomputed read the copies again.
+            with in_place():
                 values = torch.autograd.grad(scaled, gradients.inputs, allow_unused=True)
             gradients.add(values, loss.detach() * weight)
         return losses.detach()
@@ -545,12 +551,14 @@ class TrainedNetwork(nn.Module):
         self.skipped.copy_(checkpoint["skipped"].to(self.skipped.device))
         self.inherited_range = checkpoint["inherited_range"]
         self.load_loss_scale(checkpoint)
+        # What computed attention, which files of version 0.2.0 do not say.
         names = {False: "PyTorch", True: "the kernels of this package"}
-        before = checkpoint.get("uses_kernels", self.uses_kernels)  # files of version 0.2.0 do not say it
+        before = checkpoint.get("uses_kernels", self.uses_kernels)
         if before != self.uses_kernels:
             info(f"changed   attention was computed by {names[before]}, now by {names[self.uses_kernels]}")
-        if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
-            checkpoint["optimizer_states"] = []  # its state does not fit this optimizer
+        # With resume.allow_changes the optimizer may be another one, which the state does not fit.
+        if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:
+            checkpoint["optimizer_states"] = []
 
     def go_back(self, checkpoint: dict, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
@@ -571,5 +579,6 @@ class TrainedNetwork(nn.Module):
 
     def load_loss_scale(self, checkpoint: dict) -> None:
         """Load the loss scale if checkpoint and run are both fp16; a run whose precision has changed starts anew."""
-        if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":  # `auto` never chooses fp16
+        # `auto` never chooses fp16.
+        if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])

@@ -213,6 +213,7 @@ def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]
     device = next(network.parameters()).device
     was_training = network.training
     try:
+        # Random numbers come from a copy of the generators, and the mode is restored at the end.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for training in (False, True):
                 difference = mixing_difference(network, objective, auxiliary, training)
@@ -269,8 +270,9 @@ def mixing_difference(network: Network, objective: Any, auxiliary: dict[str, flo
         predictions = outputs[0] if isinstance(outputs, tuple) else outputs
         network.train(training)
         # Their losses. Remember the pack, to see whether the objective changes it.
+        # Versions count all changes except those through .data, which copies reveal.
         before = {"X": pack.X, "y": pack.y}
-        versions = {name: tensor._version for name, tensor in before.items()}  # counts all changes except through .data
+        versions = {name: tensor._version for name, tensor in before.items()}
         copies = {name: tensor.clone() for name, tensor in before.items()}
         torch.manual_seed(seed)
         with torch.set_grad_enabled(training):
@@ -294,7 +296,8 @@ def mixing_difference(network: Network, objective: Any, auxiliary: dict[str, flo
     else:
         others = torch.stack([losses(0, 3)[0], losses(2, 1)[1]])
     difference = (together - others).abs().max().item()
-    return difference if difference > TOLERANCE * largest else None  # NaN is reported elsewhere
+    # NaN is reported elsewhere.
+    return difference if difference > TOLERANCE * largest else None
 
 
 register.objective("cross_entropy", CrossEntropy)

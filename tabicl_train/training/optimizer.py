@@ -62,7 +62,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     Jordan et al., Muon, 2024, https://kellerjordan.github.io/posts/muon.
     """
     a, b, c = NEWTON_SCHULZ
-    # The Frobenius norm bounds the largest singular value, and the iteration needs values of at most 1.
+    # The Frobenius norm bounds the largest singular value, and the iteration needs values of at most 1. 1e-7 avoids a
+    # division by zero.
     X = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         A = X @ X.mT  # (K, rows, rows)
@@ -304,7 +305,8 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
 
         # The denominators, times the bias correction of the mean: one division of the means is then enough.
-        steps = taken.double().clamp(min=1)  # 0 if the first step does not count
+        # 0 if the first step does not count.
+        steps = taken.double().clamp(min=1)
         denominators = torch._foreach_sqrt(squares)
         torch._foreach_div_(denominators, (1 - beta2**steps).sqrt().to(counts.dtype))
         torch._foreach_add_(denominators, self.eps)
@@ -413,8 +415,9 @@ def optimizer_arguments(entry: Any, config: Any) -> dict[str, Any]:
         if option.name in parameters and isinstance(parameters[option.name].default, tuple):
             value = tuple(value)
         arguments[option.name] = value
+    # A class may demand a learning rate. Any will do, since each step sets its own.
     if "lr" in parameters and parameters["lr"].default is inspect.Parameter.empty:
-        arguments["lr"] = 1e-3  # each step sets its own
+        arguments["lr"] = 1e-3
     return arguments
 
 

@@ -45,10 +45,12 @@ class OptimizerKind:
         return make_settings(name, self)
 
 
-@functools.cache  # so that the settings of an optimizer have one class, by which they can be compared
+# Cached, so that the settings of an optimizer have one class, by which they can be compared.
+@functools.cache
 def make_settings(name: str, kind: OptimizerKind) -> type:
     """Make the dataclass: a field `name`, the options, and a method `problems` that tries them out."""
-    if kind.options is OptimizerConfig:  # one of ours, which has a name and checks already
+    # The settings of ours have a name and checks already.
+    if kind.options is OptimizerConfig:
         return OptimizerConfig
     fields: list[Any] = [("name", str, field(default=name))]
     bases: tuple[type, ...] = ()
@@ -64,7 +66,8 @@ def argument_fields(entry: Callable[..., Any]) -> list[Any]:
     """Return the arguments of a class that can be options, as fields of a dataclass."""
     fields: list[Any] = []
     arguments = list(inspect.signature(entry).parameters.values())
-    for argument in arguments[1:]:  # the first one takes the parameters of the network
+    # The first argument takes the parameters of the network.
+    for argument in arguments[1:]:
         default = argument.default
         if argument.name in SET_BY_STAGES or default is inspect.Parameter.empty:
             continue
@@ -76,7 +79,8 @@ def argument_fields(entry: Callable[..., Any]) -> list[Any]:
             fields.append((argument.name, float, field(default=float(default))))
         elif isinstance(default, int) and argument.annotation in (int, "int"):
             fields.append((argument.name, int, field(default=default)))
-        elif isinstance(default, int | None):  # it does not say whether it takes fractions
+        elif isinstance(default, int | None):
+            # It does not say whether it takes fractions.
             fields.append((argument.name, Any, field(default=default)))
     return fields
 
@@ -91,11 +95,13 @@ def problems_of_plugin(settings: Any) -> list[str]:
     if problems:
         return problems
     # Then a step is tried.
-    from tabicl_train.training.optimizer import try_out  # on first use, as it imports torch
+    # On first use, as it imports torch.
+    from tabicl_train.training.optimizer import try_out
 
     try:
         try_out(settings)
-    except Exception as error:  # of a plug-in, of any type
+    except Exception as error:
+        # A plug-in may raise any type.
         return [f"name is {settings.name!r}, which cannot take a step: {first_line(error)}"]
     return []
 

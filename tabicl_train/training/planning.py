@@ -127,7 +127,8 @@ def settings_without_effect(config: RunConfig) -> list[str]:
         as_expected = (default.final_learning_rate, stage.learning_rate)
         if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
             remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
-        is_own = register.schedule.plugin(stage.schedule) is None  # that of a plug-in may read it
+        # The schedule of a plug-in may read it.
+        is_own = register.schedule.plugin(stage.schedule) is None
         if is_own and stage.schedule != "wsd" and stage.decay != default.decay:
             remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
     return remarks
@@ -135,7 +136,8 @@ def settings_without_effect(config: RunConfig) -> list[str]:
 
 def cap_lines(config: RunConfig) -> list[str]:
     """Describe in which stages long tables have fewer features than `features` asks for."""
-    if configured_prior(config.prior).stored_sizes is not None:  # stored tables have their own sizes
+    if configured_prior(config.prior).stored_sizes is not None:
+        # Stored tables have their own sizes.
         return []
     lines = []
     for name, stage in config.curriculum.stages.items():
@@ -143,6 +145,7 @@ def cap_lines(config: RunConfig) -> list[str]:
         most_in_shortest = cap_features(fewest_rows, stage.features[1])
         caps = []
         for more_than, cap in reversed(FEATURE_CAPS):
+            # Caps that long tables of the stage reach, unless its shortest tables have a lower one already.
             if most_rows > more_than and cap <= most_in_shortest and cap < stage.features[1]:
                 caps.append(f"{cap} with more than {more_than:,} rows")
         if caps:
@@ -186,7 +189,8 @@ def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: b
         lowest, highest = stage.rows
         with_lowest = real.eligible(lowest, is_regression)
         with_highest = real.eligible(highest, is_regression)
-        if with_lowest is None or with_highest is None:  # the length of tables does not matter
+        # If the length of tables does not matter, there is nothing to say.
+        if with_lowest is None or with_highest is None:
             continue
         lines.append(
             f"stage {name}: {with_lowest.long_enough} of {with_lowest.tables} tables have at least {lowest:,} rows, "
@@ -222,7 +226,8 @@ def count_parameters(model: NetworkConfig) -> int:
     family = family_of(model)
     key = family, repr(model)
     if key not in _counted:
-        with torch.device("meta"):  # 10 ms for demo, 35 ms for tabicl_v2
+        # 10 ms for demo, 35 ms for tabicl_v2.
+        with torch.device("meta"):
             _counted[key] = sum(p.numel() for p in family(model).parameters())
     return _counted[key]
 
@@ -270,6 +275,7 @@ def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: in
     Work
         The work of the whole stage.
     """
+    # Its first steps, as if the run began with this stage.
     alone = CurriculumConfig({"stage": stage})
     steps = min(sample, stage.steps)
     cells = flops = passes = 0.0
@@ -280,6 +286,7 @@ def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: in
             shape = (group.spec.num_rows, group.spec.train_size, group.spec.num_features)
             flops += training_flops(model, [shape] * len(group.tables))
         passes += len(plan.packs(0, ranks))
+    # Cells and FLOPs of all its steps; passes are a mean.
     scale = stage.steps / steps
     return Work(cells * scale, flops * scale, passes / steps)
 
@@ -335,7 +342,8 @@ def stage_peak(
     if stage.checkpoint_rows is not None:
         config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
     if stage.col_attention_fp32 is not None:
-        in_fp32 = bool(stage.col_attention_fp32)  # auto needs the most memory where PyTorch's attention runs
+        # "auto" counts as fp32, which needs the most memory.
+        in_fp32 = bool(stage.col_attention_fp32)
         config = replace(config, col_attention_fp32=in_fp32)  # type: ignore
 
     # The worst of the extreme tables.
@@ -360,7 +368,8 @@ def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]
     low, high = stage.rows
     thresholds = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS)]
     limits = {low, high, *(rows for rows in thresholds if low <= rows <= high)}
-    share = stage.pack_tokens // stage.tables  # tokens of a table, if all tables of a step share a pack
+    # The tokens of a table if all tables of a step share a pack.
+    share = stage.pack_tokens // stage.tables
 
     def tokens(rows: int, features: int) -> int:
         return family_of(config).pack_tokens(config, rows, features)

@@ -102,6 +102,7 @@ def open_process_groups(settings: TrainerConfig, launch: Launch, ranks: Ranks) -
     """Open torch's default process group, from the variables of torchrun, and the groups of `ranks`."""
     if launch.size == 1:
         return
+    # NCCL connects ranks by their GPUs, so each chooses its own first.
     device = device_of(settings, launch)
     on_cuda = device.type == "cuda"
     if on_cuda:

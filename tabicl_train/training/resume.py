@@ -379,12 +379,14 @@ def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | No
     """Describe how the learning rate changes after the steps done, if the schedule of these steps was changed."""
     if steps == 0 or steps >= steps_of_all_stages(values):
         return None
+    # The schedule may be that of a plug-in that is not loaded.
     try:
         trained = rate_of(saved, steps - 1)
-    except ConfigError:  # the plug-in of the schedule is not loaded
+    except ConfigError:
         return None
+    # If the last step had the same rate, the schedule is unchanged; a stage that begins now may have any rate.
     if math.isclose(trained, rate_of(values, steps - 1)):
-        return None  # the schedule is unchanged; a stage that begins now may have any rate
+        return None
     coming = rate_of(values, steps)
     why = "since the schedule of a stage that has begun was changed"
     return f"the learning rate goes from {trained:.3g} at step {steps} to {coming:.3g} at step {steps + 1}, {why}"

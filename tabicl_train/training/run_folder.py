@@ -96,6 +96,7 @@ class RunFolder:
         """
         self.ranks.raise_on_all_ranks(differences_from_first(self.config.seed, self.real_tables, self.ranks))
 
+        # What rank 0 does, and the others wait for.
         def lock_and_read() -> Start:
             make_folder("run_dir", self.path)
             self.lock.acquire()
@@ -243,7 +244,8 @@ class RunFolder:
         except BaseException as error:
             callbacks.on_exception(state, error)
             if self.is_writer:
-                with contextlib.suppress(OSError):  # of a full disk: then that is the error raised below
+                # On a full disk, the error that is raised below says so.
+                with contextlib.suppress(OSError):
                     self.status.write(status="failed", cause=f"{type(error).__name__}: {first_line(error)}")
             self.records.close_loggers(1)
             raise

@@ -205,10 +205,11 @@ def load_training(content: dict, module: TrainedNetwork, optimizer: torch.optim.
         module.load_state_dict(content["state_dict"])
 
     # The state of the optimizer, unless the run now has another one, see `on_load_checkpoint`.
+    # An optimizer of a plug-in may have changed since.
     for state in content["optimizer_states"]:
         try:
             optimizer.load_state_dict(state)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:  # an optimizer of a plug-in has changed
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             what = f"the checkpoint's state of optimizer={content['config']['optimizer']['name']} does not fit"
             raise ConfigError([f"{what}: {first_line(error)}; choose a new run_dir"]) from None
 

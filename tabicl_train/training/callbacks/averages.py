@@ -42,5 +42,6 @@ class Averages(Callback):
         decay = min(self.context.config.averages.ema, (1 + steps) / (10 + steps))
         averaged = [name for name, tensor in weights.items() if tensor.is_floating_point()]
         torch._foreach_lerp_([self.ema[name] for name in averaged], [weights[name] for name in averaged], 1 - decay)
-        for name in weights.keys() - averaged:  # integers, such as a buffer of indices
+        # Integers, such as a buffer of indices, have no average.
+        for name in weights.keys() - averaged:
             self.ema[name].copy_(weights[name])

@@ -97,7 +97,8 @@ class BestWeights:
             return True
         before = np.array(list(start.values()))
         after = np.array([losses[cluster] for cluster in start])
-        from tabicl_train.evaluation.statistics import paired_gain  # imports scipy.stats, a second
+        # This imports scipy.stats, which takes a second.
+        from tabicl_train.evaluation.statistics import paired_gain
 
         return paired_gain(before, after).exceeds_error
 
@@ -111,6 +112,7 @@ class BestWeights:
 
     def save(self, step: int, module: TrainedNetwork) -> None:
         """Write best.ckpt and, before the first step, start.ckpt."""
+        # What an export needs of a checkpoint, without the state of the optimizer.
         averages = self.context.find(Averages)
         content = {
             "state_dict": module.state_dict(),

@@ -33,7 +33,8 @@ register.callback("final_test", FinalTest)
 def build_callbacks(context: RunContext) -> list[Any]:
     """Build the callbacks of this rank."""
     config = context.config
-    names = ["guard", "metrics", "diagnostics"]  # the guard comes first, since it may change the weights
+    # The guard comes first, since it may change the weights.
+    names = ["guard", "metrics", "diagnostics"]
     if config.profile.step is not None:
         names.append("profile")
     if config.averages.ema:

@@ -172,16 +172,45 @@ class Callback:
         """Run before the first step of this start of the run; `state.step` steps are done."""
 
     def before_step(self, state: TrainState, item: StepItem) -> None:
-        """Run before each step; `item` has this rank's tables."""
+        """Run before each step.
+
+        Parameters
+        ----------
+        state : TrainState
+            Weights and optimizer; `state.step` steps are done.
+        item : StepItem
+            This rank's tables, on its device.
+        """
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
-        """Run after each step; `state.step` counts it, and `state.module` has its loss and gradient norm."""
+        """Run after each step.
+
+        Parameters
+        ----------
+        state : TrainState
+            Weights and optimizer; `state.step` counts the step, and `state.module` has its loss and gradient norm.
+        item : StepItem
+            This rank's tables, on its device.
+        """
 
     def reason_to_end(self, state: TrainState) -> Reason | None:
         """Return why the run ends before the next step, or None. All ranks must return the same."""
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
-        """Run after the last step of this start of the run; a returned reason replaces `reason`."""
+        """Run after the last step of this start of the run.
+
+        Parameters
+        ----------
+        state : TrainState
+            Weights and optimizer.
+        reason : Reason
+            Why training ends.
+
+        Returns
+        -------
+        Reason or None
+            What replaces `reason` in the calls that follow; None to keep it.
+        """
 
     def on_exception(self, state: TrainState, error: BaseException) -> None:
         """Run when training fails."""

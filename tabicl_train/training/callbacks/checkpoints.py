@@ -88,7 +88,8 @@ class CheckpointFiles:
         passing = []
         for path in saved(newest.parent):
             step = step_of(path)
-            if step > step_of(newest):  # damaged, since the run would have continued from it otherwise
+            # It is damaged, since the run would have continued from it otherwise.
+            if step > step_of(newest):
                 continue
             if permanent_every is None or step % permanent_every:
                 passing.append(path)
@@ -241,7 +242,8 @@ def why_not_loadable(state: Any) -> str | None:
     file = io.BytesIO()
     try:
         torch.save(with_empty_tensors(state), file)
-    except Exception as error:  # of any type, since a state may hold anything
+    except Exception as error:
+        # A state may hold anything, and raise any type.
         return first_line(error)
     file.seek(0)
     try:

@@ -150,7 +150,8 @@ class FinalTest(Callback):
             return f"{part} tables: none to test on; {advice}", None
 
         # The gain, paired by cluster.
-        from tabicl_train.evaluation.statistics import gain_in_words, paired_gain  # imports scipy.stats, a second
+        # This imports scipy.stats, which takes a second.
+        from tabicl_train.evaluation.statistics import gain_in_words, paired_gain
 
         start = load_network(str(self.context.start_file)).to(self.context.device)
         start_losses = self.losses(start, items, part)

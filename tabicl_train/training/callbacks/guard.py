@@ -78,6 +78,7 @@ class Guard(Callback):
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Keep the values of a step on the device; at a logged step, compare them with the limits."""
         module = state.module
+        # No step waits for the device: values are read at logged steps. A scale of 0 says that the run is not in fp16.
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
         if state.step not in self.context.logged:
@@ -108,8 +109,9 @@ class Guard(Callback):
             # A skipped step.
             self.in_a_row += 1
             self.longest = max(self.longest, self.in_a_row)
+            # fp16 searches for its loss scale by steps that overflow.
             if math.isfinite(loss) and scale >= 1:
-                continue  # fp16 is searching for its loss scale
+                continue
             what = "gradient norm" if math.isfinite(loss) else "loss"
             self.report(step, f"the {what} is not finite", loss=repr(loss), grad_norm=repr(norm))
         self.unread.clear()
@@ -120,6 +122,7 @@ class Guard(Callback):
             return
         stream = self.context.stream
         records = self.context.records
+        # The plan of the step, on all ranks, and the command that repeats it.
         plan = plan_step(stream.curriculum, stream.model, stream.seed, step, stream.prior)
         replay = ["tabicl-replay", f"run_dir={records.folder}", f"step={step}", *plugins.arguments(hashes=False)]
         line = {
@@ -197,7 +200,8 @@ class Guard(Callback):
             return None
         # The multipliers.
         for name, scaling in model.named_scalings():
-            if not isinstance(scaling, Scaling):  # SSA's b has another meaning
+            # The b of SSA has another meaning.
+            if not isinstance(scaling, Scaling):
                 continue
             option = "multiplier" if name == PUBLISHED else "other_multiplier"
             limit = getattr(limits, option)

@@ -291,8 +291,9 @@ class Diagnostics(Callback):
         largest = max(labeled)
         rows = []
         for name, scaling in state.network.named_scalings():
+            # Gates are measured in logged steps only, see before_step.
             gate_mean, gate_std = gate_statistics(scaling.gate_sums)
-            scaling.gate_sums = None  # gates are measured in logged steps only, see before_step
+            scaling.gate_sums = None
             rows.append(
                 {
                     "step": step,

@@ -198,8 +198,9 @@ def score_item(network: Network, part: str, item: StepItem, precision: Precision
         Its losses are those of query rows with their clusters, or of tables if their rows have no clusters.
     """
     scores, row_losses = score_packs(network, item.packs, precision)
+    # For each table of the step, the clusters of its query rows, or None.
     losses: list[tuple[Hashable, float]] = []
-    clusters = enumerate(item.clusters)  # for each table of the step, the clusters of its query rows, or None
+    clusters = enumerate(item.clusters)
     for pack, pack_losses in zip(item.packs, row_losses, strict=True):
         table_losses = network.means(pack_losses, pack.to(pack_losses.device)).tolist()
         end = 0
@@ -207,7 +208,8 @@ def score_item(network: Network, part: str, item: StepItem, precision: Precision
             table, clusters_of_rows = next(clusters)
             start = end
             end = start + rows - labeled
-            if clusters_of_rows is None:  # the table is its own cluster
+            if clusters_of_rows is None:
+                # The table is its own cluster.
                 losses.append(((item.step, table), table_loss))
             else:
                 losses += zip(clusters_of_rows, pack_losses[start:end].tolist(), strict=True)
@@ -230,10 +232,12 @@ def suite_tasks(suites: tuple[str, ...], numbers: bool) -> list[Any]:
     """Read the tasks of suites as validation scores them; a task that cannot be read is left out with a warning."""
     tasks = []
     for suite in suites:
-        for source in register.suite[suite](None, numbers):  # imports scikit-learn and pandas, a second or two
+        # A suite imports scikit-learn and pandas, which takes a second or two.
+        for source in register.suite[suite](None, numbers):
             try:
                 task = source.for_validation(numbers)
-            except Exception as error:  # reading may raise any type
+            except Exception as error:
+                # Reading may raise any type.
                 info(f"warning   {source.name} is left out of validation: {first_line(error)}")
                 continue
             if task is not None:
@@ -247,7 +251,8 @@ def score_in_validation(network: Network, task: Any) -> Scored:
     columns = ESTIMATOR_NUMBER_SCORES if network.config.is_regression else ESTIMATOR_CLASS_SCORES
     try:
         score_by_name = task.score_network(network)
-    except (ConfigError, ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are NaN
+    except (ConfigError, ValueError, torch.OutOfMemoryError) as error:
+        # Probabilities may be NaN, for example.
         info(f"warning   {task.name} could not be scored: {first_line(error)}")
         score_by_name = dict.fromkeys(columns.values(), math.nan)
     scores: dict[str, float | None] = {column: score_by_name[name] for column, name in columns.items()}

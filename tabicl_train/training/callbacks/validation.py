@@ -124,6 +124,7 @@ def final_test_streams(
 
 def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed: int) -> StepStream:
     """Return the tables of a prior, one item for each number of rows that its real tables have."""
+    # Each number of rows is a stage of one step, unless no real table has so many rows.
     real = real_tables(prior)
     stages: dict[str, StageConfig] = {}
     for rows in dict.fromkeys(settings.rows):
@@ -189,7 +190,8 @@ class Validation(Callback):
     def start(self, state: TrainState) -> None:
         """Validate given weights, or a checkpoint whose validation is missing since the process was killed."""
         if self.context.config.validation.every:
-            _ = self.streams  # prints a warning about tables that are too long
+            # This prints a warning about tables that are too long.
+            _ = self.streams
         self.warn_of_range(state.module)
         self.validate_if_due(state)
 
@@ -308,7 +310,8 @@ class Validation(Callback):
         """
         if sizes is not None:
             return position(trained, sizes)
-        if data != SYNTHETIC:  # tables drawn from real ones have the sizes of the tables that the run trains on
+        # Tables drawn from real ones have the sizes of the tables that the run trains on.
+        if data != SYNTHETIC:
             return ""
         for stage in self.streams[data].curriculum.stages.values():
             if stage.rows[0] == rows:
@@ -324,7 +327,8 @@ class Validation(Callback):
 
         # Where the tables lie that decide.
         trained = self.trained_range(module)
-        if settings.best == REAL:  # the data sets are read now instead of in the first validation
+        if settings.best == REAL:
+            # The data sets are read now instead of in the first validation.
             tasks = suite_tasks(tuple(settings.real_suites), module.model.config.is_regression)
             positions = [position(trained, task.sizes) for task in tasks]
             what = "data set"
@@ -333,7 +337,8 @@ class Validation(Callback):
             positions = [self.position(SYNTHETIC, rows, None, trained) for rows in settings.rows]
             what = "set of synthetic tables"
             advice = "change validation.rows and validation.features"
-        else:  # tables drawn from real ones have no position
+        else:
+            # Tables drawn from real ones have no position.
             return
         if positions and INSIDE not in positions:
             why = f"no {what} of validation lies inside the trained range ({trained})"

@@ -83,7 +83,8 @@ class WandbLogger:
         # Online, unless that fails.
         if self.options.mode == "online":
             try:
-                if wandb.login(prompt=False, verify=False):  # otherwise init would ask for an account in a terminal
+                # Without an account, init would ask for one in a terminal.
+                if wandb.login(prompt=False, verify=False):
                     return init("online")
                 info("wandb     logged offline: no account is logged in (wandb login)")
             except wandb.Error as error:

@@ -50,9 +50,11 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     # The agent, which starts the ranks, and restarts none.
     loopback.register_rendezvous()
     signals = stop_signals()
-    logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
+    # Messages of the agent do not always name the first failure.
+    logging.disable(logging.CRITICAL)
     run_id = OWN + uuid.uuid4().hex[:12]
-    os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN))  # an argument only from torch 2.12 on
+    # An argument only from torch 2.12 on.
+    os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -71,7 +73,8 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     except (SignalException, KeyboardInterrupt):
         signaled = True
     except ChildFailedError as error:
-        if any(failure.exitcode == 2 for failure in error.failures.values()):  # the reasons were printed
+        # The reasons of a wrong configuration were printed by the rank.
+        if any(failure.exitcode == 2 for failure in error.failures.values()):
             return 2
         cause = describe_cause(error.failures, run_dir, devices)
         print_line(f"error: {cause}")
@@ -136,7 +139,8 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path, size: int
     def order(rank: int) -> tuple:
         failure = failures[rank]
         is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
-        is_late = failure.timestamp > start + 5  # perhaps killed by the agent, 30 s after SIGTERM
+        # Perhaps killed by the agent, 30 s after SIGTERM.
+        is_late = failure.timestamp > start + 5
         return is_late, not is_killed, is_sequel(failure), failure.timestamp
 
     # The first rank. The agent knows of no failure of a rank that called os._exit(0).

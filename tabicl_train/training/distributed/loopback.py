@@ -85,7 +85,8 @@ class LoopbackRendezvous(RendezvousHandler):
         return self.run_id
 
     def shutdown(self) -> bool:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # if a rank failed immediately
+        # If a rank has failed immediately, `num_nodes_waiting` was not called.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return True
 
 

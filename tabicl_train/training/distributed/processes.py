@@ -118,7 +118,8 @@ def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether restarted ranks find the addresses of earlier ones; then one of two restarts failed in torch 2.13."""
     restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     is_of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_new = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"  # the agent opens one for each start
+    # The agent opens a store for each start.
+    is_new = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
     return restarts > 0 and is_of_agent and not is_new
 
 

@@ -90,11 +90,13 @@ class Ranks:
                 value = function()
             except Exception as raised:
                 error = raised
+        # The result or the error of rank 0, in a form that can be sent.
         content = [(value, None if error is None else picklable(error))]
         dist.broadcast_object_list(content, 0, group=self.patient)
         value, sent = content[0]
         if sent is not None:
-            raise error or sent  # rank 0 has the original, with its stack trace
+            # Rank 0 has the original, with its stack trace.
+            raise error or sent
         return value
 
     def gather(self, value: Value) -> list[Value]:

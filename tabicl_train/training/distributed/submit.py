@@ -65,7 +65,8 @@ class Training:
         # Wait for its end.
         self.wait()
         code = self.process.wait()
-        if code not in (0, PREEMPTED) and not self.stopped:  # torchrun ends with 1 after a signal
+        # Torchrun ends with 1 after a signal.
+        if code not in (0, PREEMPTED) and not self.stopped:
             raise RuntimeError(f"tabicl-train ended with exit code {code}, see above")
 
     def command(self) -> list[str]:
@@ -75,11 +76,13 @@ class Training:
             if self.processes > 1:
                 run.append(f"trainer.devices={self.processes}")
             return [sys.executable, *run]
+        # The elastic agents of several machines meet at the first one.
         import submitit
 
         job = submitit.JobEnvironment()
         job_number, _, _ = job.job_id.partition("_")
-        port = 15_000 + int(job_number) % 15_000  # below the ephemeral ports
+        # Jobs that share a machine have different ports, below the ephemeral ones.
+        port = 15_000 + int(job_number) % 15_000
         agent = [
             f"--nnodes={self.nodes}",
             f"--nproc-per-node={self.processes}",
