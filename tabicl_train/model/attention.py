@@ -538,7 +538,7 @@ class Block(nn.Module):
         if self.ff_factor > 0:
             self.norm2 = LayerNorm(dim, bias=bias)
         # With zero_init, in which attention starts at zero as well, a block starts as the identity.
-        if settings.zero_init:
+        if settings.zero_init and self.ff_factor > 0:
             nn.init.zeros_(self.linear2.weight)
             nn.init.zeros_(self.linear2.bias)
 

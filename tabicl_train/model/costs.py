@@ -118,7 +118,8 @@ def block_values(
 
     For each query a block keeps 6 + 2 ff_factor vectors of its width: inputs and outputs of both norms, the query, the
     output of attention, and the hidden layer of the MLP before and after its activation. For each key it keeps two
-    vectors; on a GPU four if labeled and query rows attend to the same keys.
+    vectors; on a GPU four if labeled and query rows attend to the same keys. Inducing points also keep the normalized
+    labeled tokens that they read.
     """
     N = num_rows
     n = train_size
