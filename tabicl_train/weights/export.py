@@ -103,11 +103,14 @@ def export(
 
 def best_in_words(origin: dict) -> str:
     """Describe, from the origin of the best weights of a run, the validation that chose them."""
+    # Only tables of the kind that validation.best names had a part in the choice.
+    chosen_by = origin.get("config", {}).get("validation", {}).get("best")
     scores = []
     for row in origin.get("validation", []):
-        if row["step"] != origin["step"] or validation_kind(row["data"]) == PROBES:
+        kind = validation_kind(row["data"])
+        if row["step"] != origin["step"] or kind == PROBES or chosen_by not in (kind, None):
             continue
-        name = row["data"] if validation_kind(row["data"]) == REAL else f"{row['data']} tables"
+        name = row["data"] if kind == REAL else f"{row['data']} tables"
         mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
         scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
     text = f"the best weights are of step {origin['step']}"

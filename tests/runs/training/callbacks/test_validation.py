@@ -291,6 +291,8 @@ def test_best_weights_of_another_validation_are_replaced_with_a_line(tmp_path, c
         train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=2")
         train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=3", "validation.patience=2")
     assert "is replaced" not in capfd.readouterr().err  # and patience, which is over, is of the same tables
+    result = command("export", f"checkpoint={tmp_path}/run", f"output={tmp_path}/w.ckpt", "weights=best")
+    assert "of step 1, by validation on synthetic tables of 40 rows (loss 1.1000)\n" in result.stdout  # and not on iris
     train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=4", "validation.rows=[50]")
     assert "step 4: the tables have changed, so best.ckpt (step 1) is replaced" in capfd.readouterr().err
     result = command("export", f"checkpoint={tmp_path}/run", f"output={tmp_path}/x.ckpt", "weights=best")
