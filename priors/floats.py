@@ -57,15 +57,18 @@ def float_of_log2(z):
 @njit(inline="always")
 def power(x, p):
     """x^p for float32 x >= 0 and p > 0, with a relative error below 2e-4 + 1e-4 p."""
-    # With x = 2^e m, log2(m) - (m - 1) is approximated by a polynomial in m that vanishes at 1 and 2 (see
-    # float_of_log2). The result is monotone and continuous, 0 for x = 0, and at most 2^126. An error of 1e-6 would take
-    # twice the time and change no distribution.
+    # The result is monotone and continuous, and at most 2^126. For x = 0 it is 0, or 2^(-127 p) if p < 1. An error of
+    # 1e-6 would take twice the time and change no distribution.
+
+    # With x = 2^e m, the bits of x as an integer are 2^23 (127 + e + m - 1). The polynomial q in m approximates
+    # 2^23 (log2(m) - (m - 1) - 127), where log2(m) - (m - 1) vanishes at m = 1 and 2. Their sum is 2^23 log2(x).
     bits = bits_of(x)
     m = mantissa(bits)
     q = np.float32(-0.08213068 * 2**23) * m + np.float32(0.64971165 * 2**23)
     q = q * m + np.float32(-2.13413482 * 2**23)
     q = q * m + np.float32(3.08638316 * 2**23)
     q = q * m + np.float32((-1.51982931 - 127) * 2**23)
+    # p log2(x), in the form that float_of_log2 takes.
     z = p * (np.float32(bits) + q) + np.float32(127 * 2**23)
     return float_of_log2(min(max(z, np.float32(0.0)), np.float32(253 * 2**23)))
 

@@ -193,29 +193,50 @@ class MLPSCM(Realistic):
 
 @functools.lru_cache(maxsize=1)
 def draw_mlp_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_choices: int) -> MLPNetwork:
-    """Draw a network and the choices from its variables; seed: that of the first attempt with it."""
+    """Draw a network, and the choices from its variables.
+
+    The last network is kept, since the attempts at a table ask for the same one, one after the other.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The sizes of the table.
+    seed : tuple of int
+        The address of the first attempt that takes a choice of this network.
+    causal : bool
+        Whether the features are variables of the network, see `MLPSCM`; otherwise they are its causes.
+    num_choices : int
+        The number of choices, one for each attempt.
+
+    Returns
+    -------
+    MLPNetwork
+    """
     # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
     group = draw_hyperparameters(scm.group_rng(spec, seed))
     rng = rng_at(seed, "mlp_scm plan")
     if causal:
         num_causes = group.num_causes
-        # So that one layer has variables enough for features and target.
+        # At least 2 M + 1, as in tabicl 2.2.0: the variables of a single layer are enough for features and target.
         hidden = max(group.hidden, 2 * spec.num_features + 1)
         widths = [hidden] * group.num_layers
     else:
         num_causes = spec.num_features
         widths = [group.hidden] * group.num_layers
 
+    # The layers, each with the units of the one before as inputs.
     layers = []
     num_inputs = num_causes
     for i, num_units in enumerate(widths):
         layers.append(plan_mlp_layer(rng, group, i, num_inputs, num_units))
         num_inputs = num_units
-    # The last layer is planned for one unit, the target, and has one of them for each choice.
+    # Without causal variables, one more layer computes the target. It is planned for a single unit, which allows no
+    # blocks of weights, and then gets such a unit for each choice.
     if not causal:
         output = plan_mlp_layer(rng, group, len(layers), num_inputs, 1)
         layers.append(replace(output, num_units=num_choices))
 
+    # The choices. Variables are numbered from layer 1 on, see `Choice`, so the units of the last layer come last.
     num_variables = sum(layer.num_units for layer in layers[1:])
     choices = []
     for i in range(num_choices):

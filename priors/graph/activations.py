@@ -80,13 +80,23 @@ class PlainActivation:
         return self.call_torch(torch.from_numpy(x), dim).numpy()
 
     def call_torch(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """One of the functions that have no code."""
+        """Compute one of the functions that the compiled loop `apply` lacks, those without a number in CODES.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            Float32 of any shape, which may be overwritten.
+        dim : int
+            The dimension along which the features of a row lie. Only functions of all features of a row need it.
+        """
         match self.name:
+            # Functions of single values.
             case "inverse_power":
                 # 1e-3 bounds the values near 0.
                 return x.abs().add_(1e-3).pow_(-self.power)
             case "integer_power":
                 return x.pow(int(self.power))
+            # Functions of all features of a row.
             case "softmax":
                 return x.softmax(dim)
             case "one_hot_max":

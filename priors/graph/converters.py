@@ -56,17 +56,33 @@ class Numeric:
 
 
 def convert_numeric(x: np.ndarray, converters: list[Numeric]) -> tuple[np.ndarray, np.ndarray]:
-    """All numeric columns of a node at once; x (k, N) -> columns (k, N), values that flow on (k, N)."""
+    """Convert all numeric columns of a node at once: warp some, and leave the others as they are.
+
+    Parameters
+    ----------
+    x : np.ndarray
+        Float32 (k, N), the values of the node for each of the columns.
+    converters : list of Numeric
+        Those of the k columns.
+
+    Returns
+    -------
+    columns : np.ndarray
+        Float32 (k, N).
+    flow : np.ndarray
+        Float32 (k, N), the values that the children of the node get. Both may be x itself.
+    """
     warped = [i for i, converter in enumerate(converters) if converter.mode == "warp"]
     if not warped:
         return x, x
+    # The exponents of each warp.
     a = np.array([converters[i].a for i in warped], np.float32)
     b = np.array([converters[i].b for i in warped], np.float32)
-    y = x.copy()
-    warp_features(y, np.array(warped), a, b)
-    # All warps of a table have the same.
+    columns = x.copy()
+    warp_features(columns, np.array(warped), a, b)
+    # It depends on the preset alone, so all warps of a table have the same.
     warp_flow = converters[warped[0]].warp_flow
-    return y, (y if warp_flow else x)
+    return columns, (columns if warp_flow else x)
 
 
 @dataclass

@@ -506,48 +506,74 @@ def read_frame(
 def read_csv(
     content: bytes, form: CsvFormat, texts: Collection[str], targets: Collection[str] | None, reading: Reading
 ) -> pd.DataFrame:
+    """Read a CSV file as pandas does, but keep classes called NA and large whole numbers as they are written.
+
+    Parameters
+    ----------
+    content : bytes
+        The content of the file.
+    form : CsvFormat
+        How it is written.
+    texts : collection of str
+        Columns to read as text.
+    targets : collection of str or None
+        Columns that are to be predicted; None for the one that `guess_target` finds.
+    reading : Reading
+        Its version is raised if the file was read in another way than by older versions.
+    """
     # All columns, as pandas understands them.
-    own_words = [word for word in form.missing if word != AUTO]
+    missing_words = [word for word in form.missing if word != AUTO]
     frame = parse(
         content,
         form,
         decimal=form.decimal,
         dtype=dict.fromkeys(texts, str),
         keep_default_na=AUTO in form.missing,
-        na_values=["", *own_words],
+        na_values=["", *missing_words],
     )
 
-    # Targets: among numbers, a word such as NA means a missing value, otherwise it may be a class.
+    # Targets: among numbers, a word such as NA means a missing value, otherwise it may be a class. If there are such
+    # words, the classes are read again as they are written.
     if targets is None:
         targets = [guess_target(list(frame), frame.columns[-1])]
     for name in targets:
         if name not in frame:
             continue
         missing = frame[name].isna()
-        if not missing.any() or (pd.api.types.is_numeric_dtype(frame[name]) and not missing.all()):
+        if not missing.any():
+            continue
+        # A column without any value counts as numeric for pandas.
+        holds_numbers = pd.api.types.is_numeric_dtype(frame[name]) and not missing.all()
+        if holds_numbers:
             continue
         classes = written(content, form, [name])[name]
         if classes[missing].notna().any():
             frame[name] = classes
             reading.version = VERSION
 
-    # Large whole numbers, which a missing value has made floats.
-    for name in inexact(frame):
+    # Large whole numbers, which a missing value has made floats or texts.
+    for name in inexact_columns(frame):
         with contextlib.suppress(ValueError, OverflowError):  # such as 1e30
             cells = written(content, form, [name])[name]
             frame[name] = whole_numbers(cells.where(frame[name].notna()))
     return frame
 
 
-def inexact(frame: pd.DataFrame) -> list[str]:
-    """Return columns of integers that a missing value has made floats, or texts if they have more than 63 bits."""
+def inexact_columns(frame: pd.DataFrame) -> list[str]:
+    """Return the names of columns that may hold large whole numbers which pandas has changed.
+
+    A missing value turns them into floats, or into texts if they need all 64 bits.
+    """
     names: list[str] = []
-    if not frame.columns.is_unique:  # which is refused
+    if not frame.columns.is_unique:  # which is refused later
         return names
     for name, dtype in frame.dtypes.items():
         values = frame[name]
+        # Smaller whole numbers are exact as floats.
         are_floats = dtype.kind == "f" and (values.abs() >= EXACT).any() and values.isna().any()
-        if are_floats or (pd.api.types.is_string_dtype(dtype) and (values == "").any()):
+        # Among such texts pandas keeps missing values as "". In other texts of a CSV file they are NaN.
+        are_texts = pd.api.types.is_string_dtype(dtype) and (values == "").any()
+        if are_floats or are_texts:
             names.append(name)
     return names
 
@@ -566,14 +592,31 @@ def written(content: bytes, form: CsvFormat, names: Collection[str]) -> pd.DataF
 
 
 def parse(content: bytes, form: CsvFormat, **options: Any) -> pd.DataFrame:
+    """Parse a CSV file by pandas.
+
+    Parameters
+    ----------
+    content : bytes
+        The content of the file.
+    form : CsvFormat
+        How it is written; only its separator is used here.
+    **options
+        Further arguments of `pandas.read_csv`.
+
+    Raises
+    ------
+    LeftOut
+        If it is not a CSV file in UTF-8.
+    """
+    # A first line such as `sep=;` is no part of the table.
     text, form = without_declaration(decode_text(content), form)
     separator = separator_of(text, form)
-    names = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
+    header = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
     return pd.read_csv(
         io.StringIO(text),
         sep=separator,
         # In a single column, a blank line is a row without a value.
-        skip_blank_lines=len(names) != 1,
+        skip_blank_lines=len(header) != 1,
         low_memory=False,
         index_col=None,
         **options,
@@ -672,7 +715,7 @@ def exact(frame: pd.DataFrame, schema: Any, column: Callable[[str], Any]) -> pd.
     """Restore large whole numbers that pandas has made floats for a missing one; column: of pyarrow, by name."""
     import pyarrow as pa
 
-    for name in inexact(frame):
+    for name in inexact_columns(frame):
         if name in schema.names and pa.types.is_integer(schema.field(name).type):
             frame[name] = whole_numbers(column(name).to_pylist())
     return frame

@@ -78,6 +78,7 @@ def gallery(config: RunConfig, args: Any) -> None:
     require_matplotlib()
     from priors.inspection import save_gallery
 
+    # The output as it was given, and what is written with its name: a picture and a page.
     picture = Path(args.output or f"{config.prior['name']}.png")
     inputs = input_files(config)
     for path in (picture, picture.with_suffix(".png"), picture.with_suffix(".html")):
@@ -85,6 +86,7 @@ def gallery(config: RunConfig, args: Any) -> None:
         if problems:
             raise ConfigError(problems)
         check_output(path)
+
     tables = []
     for (step, index), table in run_tables(config, args.tables or 24):
         tables.append((f"step {step}, table {index}", table))

@@ -651,8 +651,18 @@ def merge(values: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_architecture(values: dict[str, Any], name: Any) -> None:
-    """Set the model to the architecture of the built-in weights of this name, if there are any for its task."""
+    """Set the model to the architecture of built-in weights.
+
+    Parameters
+    ----------
+    values : dict
+        The nested values of a configuration, changed in place.
+    name : object
+        The value of `init_weights`. The model stays as it is if this is None or a file, if these weights are of the
+        other task, or if the model is a network of another family.
+    """
     model = values.setdefault("model", {})
+    # The built-in weights are all of a TabICL, which is the family without a name in a configuration.
     if "family" in model:
         return
     is_regression = model.get("max_classes") == 0
@@ -660,7 +670,10 @@ def take_architecture(values: dict[str, Any], name: Any) -> None:
     if str(name) not in weights_by_name:  # None, or a file
         return
     settings = architecture(weights_by_name[str(name)])
-    if (settings["max_classes"] == 0) == is_regression:
+    # Names with the task, such as mini-regressor, are found for both. Weights of the other one are refused when the run
+    # starts.
+    is_same_task = (settings["max_classes"] == 0) == is_regression
+    if is_same_task:
         model.update(settings)
 
 

@@ -531,24 +531,52 @@ def with_helpers(file: Path) -> list[Path]:
 
 
 def _imported_names(path: Path, folder: Path) -> set[str]:
-    """Return the dotted names that the source of a module may import."""
+    """Return the dotted names that the source of a module may import.
+
+    Parameters
+    ----------
+    path : Path
+        The source file, in the folder or below.
+    folder : Path
+        The folder in which the plug-in lies. Names that are relative to a package become relative to this folder.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # reported by the import
         return set()
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            # import a.b
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = path.relative_to(folder).parts[: -node.level] if node.level else ()
-            base = [*above, *([node.module] if node.module else [])]
-            names |= {".".join([*base, alias.name]) for alias in node.names}
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTS:
-            names |= {text.value for text in node.args if isinstance(text, ast.Constant) and type(text.value) is str}
-        elif isinstance(node, ast.Constant) and type(node.value) is str and (match := PLACE.fullmatch(node.value)):
-            names.add(match[1] or match[2].replace("/", "."))
+            # from a import b, or from .a import b: one dot is the package of the file, each further one that above it.
+            package: list[str] = []
+            if node.level > 0:
+                package += path.relative_to(folder).parts[: -node.level]
+            if node.module:
+                package.append(node.module)
+            names.update(".".join([*package, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Call) and _called_name(node) in IMPORTS:
+            # importlib.import_module("a.b"), or __import__("a.b").
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and type(argument.value) is str:
+                    names.add(argument.value)
+        elif isinstance(node, ast.Constant) and type(node.value) is str:
+            # "a.b:Name", or "a/b.py".
+            match = PLACE.fullmatch(node.value)
+            if match is not None:
+                names.add(match[1] or match[2].replace("/", "."))
     return names
+
+
+def _called_name(call: ast.Call) -> str:
+    """Return the last part of the name of a called function, such as import_module; "" if it has no name."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    if isinstance(call.func, ast.Name):
+        return call.func.id
+    return ""
 
 
 def _modules_at(folder: Path, name: str, known: Collection[Path]) -> Iterator[Path]:

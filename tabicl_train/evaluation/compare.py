@@ -317,19 +317,32 @@ def default_metrics(arms: Sequence[Arm]) -> list[str]:
 
 
 def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:
-    """Raise ConfigError if a task has other rows or columns for another arm: then they saw other tables."""
-    known: dict[tuple[str, str], tuple[float, str]] = {}
+    """Check that all arms have seen the same tables.
+
+    Parameters
+    ----------
+    frames : list of (Arm, DataFrame)
+        The arms, each with its scores by `data` and `split`, where `data` is the name of a task.
+
+    Raises
+    ------
+    ConfigError
+        If one of SIZES of a task differs between two arms.
+    """
+    first_sizes: dict[tuple[str, str], tuple[float, str]] = {}  # by task and name of the size; which arm has it
     for arm, frame in frames:
-        tasks = frame[~frame.index.get_level_values("data").duplicated()]
+        first_splits = frame[~frame.index.get_level_values("data").duplicated()]
+        tasks = first_splits.index.get_level_values("data")
         for size in SIZES:
             if size not in frame:
                 continue
-            for task, value in zip(tasks.index.get_level_values("data"), tasks[size], strict=True):
-                if not math.isfinite(value):
+            for task, value in zip(tasks, first_splits[size], strict=True):
+                if not math.isfinite(value):  # unknown for this arm
                     continue
-                before, of = known.setdefault((task, size), (value, arm.name))
-                if before != value:
-                    what = f"{task} has {value:g} {size.replace('_', ' ')} for {arm.name}, and {before:g} for {of}"
+                first_value, first_arm = first_sizes.setdefault((task, size), (value, arm.name))
+                if value != first_value:
+                    sizes = f"{value:g} {size.replace('_', ' ')} for {arm.name}, and {first_value:g} for {first_arm}"
+                    what = f"{task} has {sizes}"
                     raise ConfigError([f"{what}; compare scores with the same suite, rows and version of the data"])
 
 

@@ -102,7 +102,7 @@ def score_checkpoint(
         pretrained = read_weights(options.checkpoint, options.weights)
     form = csv_format(options.separator, options.decimal, options.missing_words)
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
-    if problems := split_problems(options, tasks) + replaced_inputs(options, tasks):
+    if problems := split_problems(options, tasks) + replaced_input_problems(options, tasks):
         raise ConfigError(problems)
 
     # The network, and the tables that it was trained for.
@@ -198,7 +198,10 @@ def unfinished(output: Path) -> Path:
 
 
 def evaluation_problems(options: EvaluateOptions) -> list[str]:
-    """List what is wrong with the options; what depends on the tasks is in `split_problems` and `replaced_inputs`."""
+    """List what is wrong with the options.
+
+    What depends on the tasks is in `split_problems` and `replaced_input_problems`.
+    """
     problems = check(options)
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
@@ -235,13 +238,14 @@ def split_problems(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
     return problems
 
 
-def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
-    """List the inputs that a file to write would replace."""
+def replaced_input_problems(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
+    """List the options that name a file to write which is also an input of the evaluation, and would be replaced."""
     inputs: list[tuple[str, str | Path | None]] = [("tabicl_weights", options.tabicl_weights)]
     inputs += [("checkpoint", path) for path in files_of_weights(options.checkpoint)]
     inputs += [("folder", path) for task in tasks for path in task.files]
     if options.folder is not None:
         inputs.append(("folder", Path(options.folder, TASKS)))
+
     problems = []
     for name in WRITTEN:
         problems += input_problems(name, getattr(options, name), inputs)

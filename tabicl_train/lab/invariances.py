@@ -162,20 +162,30 @@ def draw(times: pd.DataFrame) -> Figure:
 
 
 def findings(changes: pd.DataFrame, times: pd.DataFrame) -> str:
-    # Changes of logits, a row for each claim.
+    """Return the results in Markdown.
+
+    Parameters
+    ----------
+    changes : DataFrame
+        What `measure_changes` has returned, a row for each network.
+    times : DataFrame
+        What `measure_times` has returned, a row for each length and repetition.
+    """
+    # Changes of logits, a row for each claim. They are never below zero.
     rows = []
     for name, title in CLAIMS.items():
-        mean = mean_interval(changes[name].to_numpy(), 0.0)
+        mean = mean_interval(changes[name].to_numpy(), lowest=0.0)
         rows.append([title, f"{mean:.2g}", f"{changes[name].max():.2g}"])
     table = pd.DataFrame(rows, columns=["what differs", "largest change of a logit", "in the worst network"])
 
-    # What inducing points save, counted in scores and measured. Ratios of times are averaged as logarithms.
+    # What inducing points save: a row for each length of a column, with the ratio of the numbers of scores and that of
+    # the measured times. Ratios of times are averaged as logarithms.
     saved = []
-    for n, own in times.groupby("n"):
-        counted_ratio = own["scores_full"].iloc[0] / own["scores_induced"].iloc[0]
-        ratio = mean_interval(np.log(own["full"] / own["induced"]).to_numpy())
-        low, mean, high = (np.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
-        saved.append([f"{n:,}", f"{counted_ratio:.1f}", f"{mean:.1f} [{low:.1f}, {high:.1f}]"])
+    for n, repetitions in times.groupby("n"):
+        ratio_of_scores = repetitions["scores_full"].iloc[0] / repetitions["scores_induced"].iloc[0]
+        log_ratio = mean_interval(np.log(repetitions["full"] / repetitions["induced"]).to_numpy())
+        low, mean, high = (np.exp(value) for value in (log_ratio.low, log_ratio.mean, log_ratio.high))
+        saved.append([f"{n:,}", f"{ratio_of_scores:.1f}", f"{mean:.1f} [{low:.1f}, {high:.1f}]"])
     columns = ["rows", "scores, full / induced", "CPU seconds, full / induced"]
     return f"""
 Changes are in standard deviations of the logits, with 95 % intervals for other random weights, from

@@ -68,10 +68,12 @@ class LinearOptions(sequences.SequenceOptions):
 
 def run(options: LinearOptions) -> None:
     folder = Folder("linear", options)
+    # Settings of each kind of network.
     variations = {"with MLP": ["model.ff_factor=4"]}
     if options.without_mlp:
         variations["without MLP"] = ["model.ff_factor=0"]
 
+    # Scales of points and functions, further scales of one of them alone, and factors of a single point.
     if options.small:
         sigmas: Sequence[int] = (1, sequences.SHIFT)
         far: Sequence[int] = (100,)
@@ -82,15 +84,20 @@ def run(options: LinearOptions) -> None:
         deviants = sequences.DEVIANTS
 
     # Tests are values of KEYS: the scale of the points, the scale of the functions, and the factor of the first point.
+    # All pairs of sigmas are tested, and other values one at a time.
     tests = list(itertools.product(sigmas, sigmas, [1]))
     for scale in far:
         tests += [(scale, 1, 1), (1, scale, 1)]
     tests += [(1, 1, factor) for factor in deviants]
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
-        pack = draw("linear_functions", 0)
+        """Return the errors of a network in a block of sequences, see `sequences.scored_networks`."""
+        # Values and predictions after the examples that determine the function, (sequences, rows).
+        num_classes = 0  # the task is regression
+        pack = draw("linear_functions", num_classes)
         values = pack.y.view(len(pack), -1)[:, KNOWN:]
         outputs = sequences.predicted(network, pack)[:, KNOWN:, 0]
+        # How far each value lies beyond what the network can predict; the error is at least that.
         limit = bound(network)
         beyond = (values.abs() - limit).clamp(min=0)
         return {
@@ -101,8 +108,9 @@ def run(options: LinearOptions) -> None:
             "bound": limit,
         }
 
-    # Train and score. The figures: errors by scale, largest outputs, and errors with one deviant point.
     scores = sequences.scored_networks(folder, options, variations, KEYS, tests, errors)
+
+    # The figures: errors by scale, largest outputs, and errors with one deviant point.
     near = scores[scores[KEYS].max(axis=1) <= max(sigmas)]
     folder.figure("linear", sequences.heat_maps(near[near["deviant"] == 1], "input_sigma", {"error": ""}, True))
     folder.figure("boundary", boundary(scores))

@@ -590,13 +590,25 @@ class Block(nn.Module):
         return self.attn.keys(self.norm1(context))
 
     def products(self, norms: tuple[str, ...] = ("norm1", "norm2")) -> Iterator[tuple[nn.Module, str]]:
-        """Yield the parameters that are read in 16 bits only, see `Network.products`; norms: those of 16-bit tokens."""
+        """Yield the parameters that only products and norms in 16 bits read under autocast, see `Network.products`.
+
+        Parameters
+        ----------
+        norms : tuple of str
+            The norms to include. Callers leave out norms of float32 tokens, and norms that are applied twice.
+
+        Yields
+        ------
+        (nn.Module, str)
+            A module of the block, and the name of a parameter in it.
+        """
         # A subclass may read them otherwise.
         if type(self) is not Block or type(self.attn) is not Attention:
             return
         modules: list[nn.Module] = [getattr(self, name) for name in norms if hasattr(self, name)]
         if self.ff_factor > 0:
             modules += [self.linear1, self.linear2]
+        # An attention layer may compute in float32, also under autocast.
         if not self.attn.fp32:
             modules.append(self.attn.out_proj)
             yield self.attn, "in_proj_weight"

@@ -350,8 +350,16 @@ class Ensemble(BaseEstimator):
         return tables_of_members
 
     def _sizes(self, num_classes: int) -> Sizes:
-        """Choose how much is computed at a time; it depends only on the fitted estimator."""
-        # The table and the network.
+        """Choose how much is computed at a time.
+
+        It depends only on the fitted estimator, so that a prediction does not depend on the other query rows.
+
+        Parameters
+        ----------
+        num_classes : int
+            The classes of the table; 0 for regression.
+        """
+        # The table and the network. A token is a cell.
         network = type(self.network_)
         config = self.network_.config
         n = len(self.X_)
@@ -360,19 +368,21 @@ class Ensemble(BaseEstimator):
         on_cpu = self.device_.type == "cpu"
         device = "cpu" if on_cpu else "cuda"
 
-        # Half of the memory is for what `encode` keeps, the other half for passes: one, or on a CPU one in each thread.
+        # Half of the memory, in bytes, is for the states of members that are kept for later predictions.
         memory = self.memory_gb * 2**30 / 2
         kept = int(memory / network.encoded_bytes(config, n, features, num_classes))
-        width = EMBEDDINGS_PER_TOKEN * embedding + config.outputs / features  # a row also has 999 quantiles
+
+        # The other half is for passes: one, or on a CPU one in each thread.
+        values_per_token = EMBEDDINGS_PER_TOKEN * embedding + config.outputs / features  # a row also has 999 quantiles
         threads = torch.get_num_threads() if on_cpu else 1
-        tokens = int(memory / (4 * width) / threads)
+        tokens = int(memory / (4 * values_per_token) / threads)
 
         # On a GPU, more tables at once take hardly longer; on a CPU, members are computed in parallel threads instead.
         members = 1
         if not on_cpu:
             members = max(1, min(len(self.members_), tokens // (n * features), kept))
 
-        # Query rows of a pass.
+        # Query rows of a pass, at first as many as its embedding values and the memory allow.
         if encodes(network):
             rows = min(PASS_VALUES[device] // embedding, tokens) // (members * features)
             most = MOST_ROWS[device]
@@ -381,7 +391,7 @@ class Ensemble(BaseEstimator):
             most = MOST_ROWS["cuda"]
         rows = min(max(rows, LEAST_ROWS), most)
         rows = 2 ** (rows.bit_length() - 1)  # a power of two, for tiles of matrix products
-        return Sizes(members, rows, kept, tokens)
+        return Sizes(members=members, rows=rows, kept=kept, tokens=tokens)
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """Return X as a data frame; without labels, its columns must be those of fit."""

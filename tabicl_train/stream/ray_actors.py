@@ -143,12 +143,24 @@ class RayLoader(Loader):
             self.busy[actor.__ray_ready__.remote()] = actor
 
     def take(self, step: int) -> StepItem:
+        """Wait for the item of a step; steps are taken in order.
+
+        Raises
+        ------
+        WorkerDied
+            If the step has killed the actors that drew it.
+        TablesUnavailable
+            If the cluster is gone, an actor cannot be started, or nothing has come for PATIENCE seconds.
+        Exception
+            Any error of the prior, and that of `check_stop` after a stop signal.
+        """
         deadline = time.monotonic() + PATIENCE
         while True:
             # Keep the actors busy, and see whether the item is drawn.
             self.hand_out(step)
             finished = self.collect(0.0 if self.is_drawn(step) else POLL)
             if self.is_drawn(step):
+                # An item of another machine may arrive later than `get` waits; then signals and the head come first.
                 with contextlib.suppress(self.ray.exceptions.GetTimeoutError):
                     item = unpacked(*self.get(step))
                     del self.references[step]
@@ -183,7 +195,7 @@ class RayLoader(Loader):
         return True
 
     def get(self, step: int) -> Content:
-        """Return the item of a step, or raise the error of its actor.
+        """Return the item of a step, still packed, or raise the error of its actor.
 
         Raises
         ------
@@ -191,17 +203,20 @@ class RayLoader(Loader):
             If the step has killed the actors that drew it.
         TablesUnavailable
             If the cluster is gone, or an actor cannot be started.
+        GetTimeoutError
+            If it has not arrived after POLL seconds; this is an error of Ray.
         """
         errors = self.ray.exceptions
         try:
             return self.ray.get(self.references[step], timeout=POLL)
-        except errors.GetTimeoutError:
+        except errors.GetTimeoutError:  # which is a RayError, too
             raise
         except errors.RayTaskError as error:
             # The actor lives, and has raised this.
             raise error.cause from error
         except errors.RayError as error:
-            # The head is gone, or all actors that tried the step are, or none can be started.
+            # One of three things has happened: the head is gone, the step has ended each actor that tried it, or no
+            # actor can be started.
             self.check_head()
             if isinstance(error, (errors.ActorUnavailableError, errors.OutOfMemoryError)):
                 where = f"step {step}, seed {self.stream.seed} (out of memory?)"

@@ -175,13 +175,18 @@ def check_arms(arms: Sequence[Arm], options: CompareOptions) -> None:
     """Raise ConfigError if the arms cannot be compared, or if options of scoring are given but nothing is scored."""
     if len(arms) < 2:
         raise ConfigError([f"{arms[0].name} is one arm; name another one to compare it with"])
-    if any(True for arm in arms for _ in paths_of(arm)):
+    networks_to_score = [path for arm in arms for path in paths_of(arm)]
+    if networks_to_score:
         return
-    if unused := options.given_for_scoring():
+
+    # Nothing is scored. Then options of scoring have no effect, and there is no network to score baselines with.
+    unused = options.given_for_scoring()
+    if unused:
         raise ConfigError([f"{', '.join(unused)}: no network is scored, since files hold their scores already"])
-    for name in names_of_baselines(arms):
+    baselines = names_of_baselines(arms)
+    if baselines:
         scored = "a baseline, which is scored together with a network"
-        raise ConfigError([f"{name} is {scored}; name one, or FILE.csv:METHOD"])
+        raise ConfigError([f"{baselines[0]} is {scored}; name one, or FILE.csv:METHOD"])
 
 
 def chosen_metrics(options: CompareOptions) -> list[str]:

@@ -215,7 +215,7 @@ def refuse_changes(
     refused = [change for change in changes if change.severity in (Severity.REFUSED, Severity.NEVER)]
     is_other_network = any(change.severity is Severity.NEVER for change in refused)
     has_other_length = any(change.option.startswith(STAGES) and change.option.endswith(".steps") for change in refused)
-    longer = longer_without_a_jump(saved, values, steps) if has_other_length else None
+    advice_to_train_longer = longer_without_a_jump(saved, values, steps) if has_other_length else None
 
     # Refuse. resume.allow_changes permits everything but another network.
     if refused and (is_other_network or not values["resume"]["allow_changes"]):
@@ -224,8 +224,8 @@ def refuse_changes(
             advice += ", or set resume.allow_changes=true"
         reasons = reasons_in_order(refused, started_stages(content))
         lines = [f"{values['run_dir']} is another run: {reason}; {advice}" for reason in reasons]
-        if longer is not None:
-            lines.append(f"to train longer, {longer}")
+        if advice_to_train_longer is not None:
+            lines.append(f"to train longer, {advice_to_train_longer}")
         raise ConfigError(lines)
 
     # Print what is permitted, and what follows from it.
@@ -237,8 +237,8 @@ def refuse_changes(
     jump = jump_of_the_learning_rate(saved, values, steps)
     if jump is not None:
         info(f"warning   {jump}")
-        if longer is not None:
-            info(f"          instead, {longer}")
+        if advice_to_train_longer is not None:
+            info(f"          instead, {advice_to_train_longer}")
     weights = values["init_weights"]
     if weights not in (None, saved["init_weights"]):
         info(f"warning   init_weights={weights} has no effect: the run continues from its own checkpoint")
@@ -268,9 +268,9 @@ def changes_since(
     # All options and facts, before and now.
     saved = content["config"]
     origin = content["run"]  # how the checkpoint was made
-    before = compared(saved) | plugin_hashes(origin.get("plugins", []))
+    before = flat_with_defaults(saved) | plugin_hashes(origin.get("plugins", []))
     before |= {STREAM: origin["stream_version"], REAL_TABLES: origin.get("real_tables")}
-    now = compared(values) | plugin_hashes(plugins_now)
+    now = flat_with_defaults(values) | plugin_hashes(plugins_now)
     now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
 
     # The names of the stages.
@@ -451,33 +451,39 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
     return hashes
 
 
-def compared(values: dict) -> dict[str, Any]:
+def flat_with_defaults(values: dict) -> dict[str, Any]:
     """Flatten a configuration to dotted names, and add the defaults of options that did not exist when it was saved.
 
     So a run that began before an option was added continues without a word about it. Only the options of a plug-in that
     is not loaded stay as they are.
+
+    Parameters
+    ----------
+    values : dict
+        A configuration in plain values, nested, as a checkpoint has it.
     """
     # The prior and the stages.
     curriculum = dataclasses.asdict(CurriculumConfig()) | values["curriculum"]
     defaults = dataclasses.asdict(StageConfig())
     stages = {name: defaults | stage for name, stage in curriculum["stages"].items()}
-    parts = {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}}
+    sections = {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}}
 
-    # The sections with the same options in all runs.
+    # The sections with the same options in all runs. The type of a section whose options depend on a name is Any.
     for section in dataclasses.fields(RunConfig):
         has_fixed_options = section.type != "Any" and dataclasses.is_dataclass(section.default_factory)
-        if has_fixed_options and section.name not in parts:
+        if has_fixed_options and section.name not in sections:
             options: Any = section.default_factory
-            parts[section.name] = dataclasses.asdict(options()) | values.get(section.name, {})
+            sections[section.name] = dataclasses.asdict(options()) | values.get(section.name, {})
 
-    # The network and the optimizer, whose options depend on their names.
+    # The network and the optimizer. An unknown name, perhaps of a plug-in, leaves their options as they are.
     with contextlib.suppress(ConfigError):
-        parts["model"] = dataclasses.asdict(settings_of(values["model"])()) | values["model"]
+        settings_of_model = settings_of(values["model"])
+        sections["model"] = dataclasses.asdict(settings_of_model()) | values["model"]
     with contextlib.suppress(ConfigError):
-        optimizer = values["optimizer"]
-        settings = register.optimizer[optimizer["name"]].settings(optimizer["name"])
-        parts["optimizer"] = dataclasses.asdict(settings()) | optimizer
-    return flatten(values | parts)
+        name = values["optimizer"]["name"]
+        settings_of_optimizer = register.optimizer[name].settings(name)
+        sections["optimizer"] = dataclasses.asdict(settings_of_optimizer()) | values["optimizer"]
+    return flatten(values | sections)
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:

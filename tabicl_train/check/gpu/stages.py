@@ -263,30 +263,31 @@ def compare_variant(place: Place, variant: str, exact: tuple[torch.Tensor, torch
 def add_times(
     place: Place, step: str, ranks: int, shares: list[Share], laps: Laps, seconds: float, config: RunConfig
 ) -> None:
-    """Add a row about the time of steps.
+    """Add a row about the time of steps to the page of the check.
 
     Parameters
     ----------
     place : Place
         Where the check runs.
     step : str
-        What the steps are.
+        The name of the row: a stage or a network, and the variant.
     ranks : int
         The number of ranks that each step is divided among.
     shares : list of Share
-        The shares that were computed.
+        The part of each step that was computed, that of one rank.
     laps : Laps
-        What was measured.
+        The times of these parts, and the kernels of one of them.
     seconds : float
-        Time of everything, with warm-up and compilation.
+        Seconds of everything, with warm-up and compilation.
     config : RunConfig
-        The configuration.
+        The configuration, of which the precision is used.
     """
-    # FLOPs of all steps over their time, and the host's time for each launch.
-    rate = sum(laps.flops) / sum(laps.times)
+    # The speed of the device. With the FLOPs of a step on all ranks it gives the time of a step on a single rank.
+    flops_per_second = sum(laps.flops) / sum(laps.times)
     peak = peak_flops(place.device, choose_precision(config.trainer).name, config.trainer.tf32)
-    whole = statistics.mean(share.whole for share in shares)
-    host = statistics.median(laps.host)
+    flops_of_step = statistics.mean(share.whole for share in shares)
+    # The time of the host, in total and for each launch; there are no launches on a CPU.
+    host_seconds = statistics.median(laps.host)
     launches = sum(kernel.launches for kernel in laps.kernels)
     place.add(
         "steps",
@@ -295,13 +296,13 @@ def add_times(
             "share of the step": "all" if ranks == 1 else f"1/{ranks}",
             "ms, median": 1e3 * statistics.median(laps.times),
             "ms, fastest": 1e3 * min(laps.times),
-            "ms of the host": 1e3 * host,
+            "ms of the host": 1e3 * host_seconds,
             "launches": launches or None,
-            "us of the host a launch": 1e6 * host / launches if launches else None,
+            "us of the host a launch": 1e6 * host_seconds / launches if launches else None,
             "ms of kernels": sum(kernel.ms for kernel in laps.kernels) or None,
-            "ms, whole step by FLOPs": 1e3 * whole / rate,
-            "TFLOP/s": rate / 1e12,
-            "of the peak": None if peak is None else rate / peak,
+            "ms, whole step by FLOPs": 1e3 * flops_of_step / flops_per_second,
+            "TFLOP/s": flops_per_second / 1e12,
+            "of the peak": None if peak is None else flops_per_second / peak,
             "memory, GB": torch.cuda.max_memory_allocated() / 1e9 if place.is_cuda else None,
             "s with warm-up": seconds,
             "packs": "halved" if laps.halved else "whole",

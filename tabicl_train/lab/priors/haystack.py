@@ -59,34 +59,42 @@ class Haystack(Prior):
         return HaystackPlan(seed, spec.train_size - needles, queries, directions, halves)
 
     def execute(self, plan: HaystackPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Draw the rows, labeled ones first; see `Prior.execute`. There are as many classes as needles."""
         rng = rng_at(plan.address, "execute")
         needles, features = plan.directions.shape
+        # Of the plane through the origin that divides the crowd, a unit vector.
         normal = rng.standard_normal(features)
-        normal /= np.linalg.norm(normal)  # of the plane
+        normal /= np.linalg.norm(normal)
 
-        # The labeled rows: needles, and the crowd with its noisy classes.
+        # The crowd. A row has the class of its half, or by noise another one.
         crowd = draw_crowd(rng, plan.negatives, features)
-        own = plan.halves[(crowd @ normal > 0).astype(int)]  # class of the half of each row
-        others = (own + rng.integers(1, needles, size=plan.negatives)) % needles
-        noisy = np.where(rng.random(plan.negatives) < self.share, own, others)
+        class_of_half = plan.halves[(crowd @ normal > 0).astype(int)]  # (negatives,)
+        other_class = (class_of_half + rng.integers(1, needles, size=plan.negatives)) % needles
+        class_of_crowd = np.where(rng.random(plan.negatives) < self.share, class_of_half, other_class)
+
+        # The labeled rows in random order; needle i has class i.
         labeled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
-        classes = np.concatenate([np.arange(needles), noisy])
+        classes = np.concatenate([np.arange(needles), class_of_crowd])  # (train_size,)
         order = rng.permutation(len(labeled))
 
-        # A point next to a needle and one in the crowd for each query, of which it takes one. Queries in the crowd keep
-        # a distance from the plane, near which half of their neighbors have the other class.
+        # Two points for each query, of which it takes one in turn. The first is next to a needle.
         is_near = np.arange(plan.queries) % 2 == 0
-        asked = rng.permutation(np.arange(plan.queries) % needles)  # the needle of each query
-        near = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
-        inside = draw_crowd(rng, plan.queries, features)
-        side = inside @ normal
-        sign = np.where(side > 0, 1.0, -1.0)
-        inside += np.maximum(MARGIN - np.abs(side), 0)[:, None] * sign[:, None] * normal
-        queries = np.where(is_near[:, None], near, inside)
-        truth = np.where(is_near, asked, plan.halves[(sign > 0).astype(int)])
+        needle_of_query = rng.permutation(np.arange(plan.queries) % needles)
+        noise = NOISE * rng.standard_normal((plan.queries, features))
+        near = DISTANCE * plan.directions[needle_of_query] + noise
 
+        # The second is in the crowd. It keeps a distance from the plane, since next to the plane half of its neighbors
+        # have the class of the other side.
+        inside = draw_crowd(rng, plan.queries, features)
+        height = inside @ normal  # signed distance from the plane
+        sign = np.where(height > 0, 1.0, -1.0)
+        inside += np.maximum(MARGIN - np.abs(height), 0)[:, None] * sign[:, None] * normal
+
+        queries = np.where(is_near[:, None], near, inside)
+        class_of_query = np.where(is_near, needle_of_query, plan.halves[(sign > 0).astype(int)])
         columns = np.concatenate([labeled[order], queries]).astype(np.float32)  # (N, M)
-        return torch.from_numpy(columns), torch.from_numpy(np.concatenate([classes[order], truth])), needles
+        target = np.concatenate([classes[order], class_of_query])  # (N,)
+        return torch.from_numpy(columns), torch.from_numpy(target), needles
 
 
 def draw_crowd(rng: np.random.Generator, count: int, features: int) -> np.ndarray:

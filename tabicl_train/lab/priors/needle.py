@@ -55,17 +55,25 @@ class Needle(Prior):
         return NeedlePlan(seed, spec.train_size - needles, queries, directions)
 
     def execute(self, plan: NeedlePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Draw the rows, labeled ones first; see `Prior.execute`. There are as many classes as needles."""
         rng = rng_at(plan.address, "execute")
         needles, features = plan.directions.shape
+
+        # The crowd: random directions, and radii that make the points uniform in the ball.
         crowd = rng.standard_normal((plan.negatives, features))
         radius = CROWD * rng.random((plan.negatives, 1)) ** (1 / features)
         crowd *= radius / np.linalg.norm(crowd, axis=1, keepdims=True)
+
+        # The labeled rows in random order. Needle i has class i, and the crowd has class 0.
         labeled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
         classes = np.concatenate([np.arange(needles), np.zeros(plan.negatives, np.int64)])  # (train_size,)
         order = rng.permutation(len(labeled))
 
         # Queries are divided evenly among the needles, since a table with a class without queries would be rejected.
-        asked = rng.permutation(np.arange(plan.queries) % needles)  # (queries,)
-        queries = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
+        needle_of_query = rng.permutation(np.arange(plan.queries) % needles)  # (queries,), also its class
+        noise = NOISE * rng.standard_normal((plan.queries, features))
+        queries = DISTANCE * plan.directions[needle_of_query] + noise
+
         columns = np.concatenate([labeled[order], queries]).astype(np.float32)  # (N, M)
-        return torch.from_numpy(columns), torch.from_numpy(np.concatenate([classes[order], asked])), needles
+        target = np.concatenate([classes[order], needle_of_query])  # (N,)
+        return torch.from_numpy(columns), torch.from_numpy(target), needles

@@ -50,15 +50,19 @@ class Quantifiers(Prior):
         return QuantifiersPlan(seed, (spec.num_rows, spec.num_features), f"{self.quantifier} number is positive")
 
     def execute(self, plan: QuantifiersPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Draw the numbers, and find for each row whether the sentence is true so far; see `Prior.execute`."""
         numbers = self.sigma * rng_at(plan.address, "execute").standard_normal(plan.shape)  # (N, M)
-        every = self.quantifier == "every"
+        is_every = self.quantifier == "every"
         if self.undecided:
-            numbers[:-1] = np.abs(numbers[:-1]) if every else -np.abs(numbers[:-1])
+            # The numbers before the last row leave the truth open. The deviant row is one of them.
+            numbers[:-1] = np.abs(numbers[:-1]) if is_every else -np.abs(numbers[:-1])
             numbers[0] *= self.deviant
         else:
             numbers[-1] *= self.deviant
         numbers = numbers.astype(np.float32)
-        all_so_far = np.minimum.accumulate(numbers.min(1)) > 0  # (N,)
-        some_so_far = np.maximum.accumulate(numbers.max(1)) > 0
-        truth = all_so_far if every else some_so_far
+
+        # Every number so far is positive if the smallest is, some number if the largest is; (N,) each.
+        are_all_positive = np.minimum.accumulate(numbers.min(1)) > 0
+        is_some_positive = np.maximum.accumulate(numbers.max(1)) > 0
+        truth = are_all_positive if is_every else is_some_positive
         return torch.from_numpy(numbers), torch.from_numpy(truth.astype(np.int64)), 2

@@ -95,12 +95,18 @@ def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def torchrun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a problem, in a list, if the variables of a rank were set by a launcher other than torchrun."""
-    # No variables, or those of a single process.
+    """Return a problem, in a list, if the variables of a rank were set by a launcher other than torchrun.
+
+    The variables are RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
+    """
+    # Values of a single process, as Kubernetes sets them for one replica; some may be missing, or all.
     single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     given = {name: environ[name] for name in single if name in environ}
+    if given.items() <= single.items():
+        return []
+    # Without both RANK and WORLD_SIZE this is a single process, too; one of them may be exported for a later torchrun.
     are_numbers = all(map(str.isdecimal, given.values()))
-    if given.items() <= single.items() or (are_numbers and not is_rank(environ)):
+    if are_numbers and not is_rank(environ):
         return []
     # All of them, with values that fit together.
     if are_numbers and len(given) == len(single):
