@@ -34,6 +34,7 @@ from tabicl_train.outputs import (
     input_problems,
     output_problems,
     owner_problem,
+    remove,
     remove_leftovers,
     save_tensors,
     write_atomically,
@@ -163,7 +164,8 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
         if problem:
             raise ConfigError([f"{output} is not written: {problem}"])
 
-    # Write, and check at the end what was not checked before; a file that differs is removed.
+    # Write, and check at the end what was not checked before; what differs is removed, except a folder that was there.
+    was_folder = Path(output).is_dir()
     try:
         for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
             remove_leftovers(folder)
@@ -172,7 +174,8 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
             try:
                 check(Path(output))
             except ConfigError:
-                Path(output).unlink()
+                if not was_folder:
+                    remove(Path(output))
                 raise
     except OSError as error:
         reason = error.strerror or first_line(error)

@@ -11,7 +11,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ from tabicl_train.check.gpu.steps import SMOKE
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, TrainerConfig, configured_prior
 from tabicl_train.errors import ConfigError
-from tabicl_train.run import checkpoint
 from tabicl_train.stream.steps import StepStream
 from tabicl_train.training.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.training.distributed.ranks import Ranks
@@ -30,7 +28,7 @@ from tabicl_train.training.loop import build_loader
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.precision import choose_precision, set_up_gpu
 from tabicl_train.training.rank_process import set_up_process
-from tabicl_train.training.resume import refuse_changes
+from tabicl_train.training.resume import find_checkpoint
 from tabicl_train.training.state import build_module
 
 STEPS = 50  # at most
@@ -108,13 +106,8 @@ def preflight(place: Place, settings: Sequence[str] = DEFAULT, config_dir: str |
 
 def newest_content(config: RunConfig, prior: Prior) -> dict | None:
     """Return the content of the run's newest checkpoint, or None; raises ConfigError if it cannot be continued."""
-    newest = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints")
-    if newest is None:
-        return None
-    path, content = newest
-    refuse_changes(content, asdict(config), hash_of_tables(prior), config.plugins_used())
-    checkpoint.refuse_non_finite(path, content)
-    if content["global_step"] >= config.total_steps:
+    content = find_checkpoint(asdict(config), hash_of_tables(prior), config.plugins_used())
+    if content is not None and content["global_step"] >= config.total_steps:
         why = "the run is finished, so no steps are left for a preflight"
         raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
     return content

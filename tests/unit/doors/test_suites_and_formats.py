@@ -88,6 +88,15 @@ def test_a_format_is_chosen_by_its_suffix_and_always_compared(fresh, tmp_path, m
     with pytest.raises(ConfigError, match="two export formats are called 'onnx'"):
         register.export_format("onnx", write, suffixes=(".onnx",))
 
+    @register.export_format("folder of arrays", suffixes=(".folder",), predictor=lambda path: read(path / "x.npz"))
+    def write_folder(pretrained, network, path, check):
+        path.mkdir()
+        return write(pretrained, network, path / "x.npz", check)
+
+    with pytest.raises(ConfigError, match=r"m\.folder is not written: its logits differ"):
+        export("m.ckpt", "m.folder")
+    assert not (tmp_path / "m.folder").exists()
+
 
 class Tripled(TabICL):
     def forward(self, pack, checkpoint_rows=None):
