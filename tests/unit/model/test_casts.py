@@ -73,7 +73,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# Tracing the compiled case takes a minute.
+IN_TIERS = [pytest.param(case, marks=[pytest.mark.slow] if case == "compiled" else []) for case in CASES]
+
+
+@pytest.mark.parametrize("case", IN_TIERS)
 def test_steps_are_those_of_autocast_to_the_bit(case, monkeypatch):
     def train() -> list[torch.Tensor]:
         stages = {"a": StageConfig(frozen=["column"] if case == "frozen" else []), "b": StageConfig()}
