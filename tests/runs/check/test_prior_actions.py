@@ -63,6 +63,7 @@ def test_files_of_a_folder_of_ones_own_are_found(tmp_path):
     assert "usage: tabicl-prior describe|" in command("prior").stdout
 
 
+@pytest.mark.slow  # draws a page of figures
 def test_gallery_is_a_picture_and_a_page_with_every_plan(tmp_path):
     output = f"output={tmp_path}/new/tables.png"
     result = command("prior", "gallery", "experiment=smoke", "prior=graph_scm", "tables=3", output)

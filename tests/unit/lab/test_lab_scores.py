@@ -121,7 +121,9 @@ def test_curriculum_answers_in_two_sentences():
     assert "which does not show" in curriculum.verdict(same, 16)
 
 
-@pytest.mark.parametrize("rule", ["none", "ssmax", "qassmax_elementwise"])
+@pytest.mark.parametrize(
+    "rule", ["none", *(pytest.param(r, marks=pytest.mark.slow) for r in ("ssmax", "qassmax_elementwise"))]
+)
 def test_both_curricula_take_the_same_flops_in_each_stage(rule):
     flops = []
     for name in (curriculum.FIXED, curriculum.GROWING):
@@ -200,6 +202,7 @@ def test_far_coefficients_are_judged_once_both_rules_have_learned_the_task(share
     assert scores_experiment.verdict(scores[scores["seed"] < 2]) is None
 
 
+@pytest.mark.slow  # 2 CPU seconds, for an experiment that is seldom changed
 @pytest.mark.filterwarnings("error")
 def test_networks_without_a_bound_or_without_attention_have_no_numbers_for_these():
     scores = rule_scores(0.9, 1e-4)

@@ -74,7 +74,8 @@ CASES = {
 
 
 # Tracing the compiled case takes a minute.
-IN_TIERS = [pytest.param(case, marks=[pytest.mark.slow] if case == "compiled" else []) for case in CASES]
+SLOW = ("compiled", "objective", "recomputed")
+IN_TIERS = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 
 
 @pytest.mark.parametrize("case", IN_TIERS)

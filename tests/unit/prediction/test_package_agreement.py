@@ -27,7 +27,9 @@ def theirs_and_ours(
 
 
 @pytest.mark.parametrize("method", ["none", "power"])
-@pytest.mark.parametrize(("name", "classes"), [("tiny", 2), ("tiny", 10), ("tiny", 57), ("mini", 11)])
+@pytest.mark.parametrize(
+    ("name", "classes"), [("tiny", 2), ("tiny", 10), ("tiny", 57), pytest.param("mini", 11, marks=pytest.mark.slow)]
+)
 def test_agreement_of_the_classifiers(name, classes, method, tmp_path):
     model = FILE if name == "tiny" else name
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ PRESETS = ("corrected", "released")
         (100, 100, {}),
         (100, 100, {"preset": "released"}),
         (20, 4, {}),
-        (20000, 4, {}),
+        pytest.param(20000, 4, {}, marks=pytest.mark.slow),
         (80, 6, {"node_noise": True}),
     ],
 )
