@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import re
@@ -10,12 +11,15 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.run.records import Records
 
 
-@pytest.fixture
-def limit():
-    """Sets the most bytes of a file, which a write beyond finds like a full disk."""
+@contextlib.contextmanager
+def limit(size: int):
+    """Limit the bytes of a file, which a write beyond finds like a full disk; pytest may write to one afterwards."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture
@@ -56,19 +60,18 @@ def test_a_damaged_configuration_is_one_line_in_every_command_that_reads_it(cont
     assert (replay.returncode, replay.stderr) == (2, f"{line}\n")
 
 
-def test_on_a_full_disk_files_keep_their_whole_lines(records, limit):
+def test_on_a_full_disk_files_keep_their_whole_lines(records):
     path = records.folder / "metrics.csv"
     records.append_rows("metrics.csv", {"step": 1, "loss": 0.5})
     records.replace("status.json", json.dumps({"step": 1}))
     whole = path.read_bytes()
-    limit(len(whole) + 5)  # part of a row
     for write in (
         lambda: records.append_rows("metrics.csv", {"step": 2, "loss": 0.123456789}),
         lambda: records.replace("status.json", json.dumps({"step": 2, "cause": "unknown"})),
     ):
-        with pytest.raises(OSError, match=r"File too large: '.*/(metrics\.csv|status\.json)'$"):
+        expected = pytest.raises(OSError, match=r"File too large: '.*/(metrics\.csv|status\.json)'$")
+        with expected, limit(len(whole) + 5):  # part of a row
             write()
-    limit(1000)
     records.append_rows("metrics.csv", {"step": 4, "loss": 0.25})
     assert path.read_bytes() == whole + b"4,0.25\r\n"
     assert records.json("status.json") == {"step": 1}
