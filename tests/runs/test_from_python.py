@@ -17,6 +17,7 @@ from tabicl_train.weights.reader import read_weights
 PAGE = "tabicl_train/from_python.md"
 
 
+@pytest.mark.slow  # 5 CPU seconds, as the commands of other pages
 def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()

@@ -27,7 +27,8 @@ from tabicl_train.training.state import untrained_module
 
 SHORT_RUN_OF_ANY_FAMILY = [  # one stage of 16 steps
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
-    "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
+    "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9", "curriculum.stages.smoke.tables=4",
+    "curriculum.stages.smoke.group_size=2",
 ]  # fmt: skip
 SHORT_RUN = [*SHORT_RUN_OF_ANY_FAMILY, "model.row_num_blocks=1", "model.icl_num_blocks=1"]
 THREE_STAGES = [  # of six steps each

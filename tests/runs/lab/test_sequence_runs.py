@@ -87,6 +87,7 @@ def test_an_export_is_the_network_and_other_formats_refuse_it(folder, tmp_path):
         load_model(source)
 
 
+@pytest.mark.slow  # draws figures
 @pytest.mark.usefixtures("unrendered")
 def test_reports_replays_and_plans_need_no_family(folder, tmp_path, capsys):
     write_report([folder / task for task in TASKS], tmp_path / "page.html")

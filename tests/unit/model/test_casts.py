@@ -74,7 +74,7 @@ CASES = {
 
 
 # Tracing the compiled case takes a minute.
-SLOW = ("compiled", "objective", "recomputed")
+SLOW = ("compiled", "objective", "recomputed", "frozen", "dropout", "columns in fp32")
 IN_TIERS = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 
 

@@ -16,7 +16,12 @@ from tabicl_train.training.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 SSA = dict(col_scaling="ssa_trainable", icl_scaling="ssa")
-OPTIONS = [{}, V1, SSA, {"col_grouping": "disjoint", "icl_scaling": "ssmax", "row_rope_interleaved": True}]
+OPTIONS = [
+    {},
+    pytest.param(V1, marks=pytest.mark.slow),
+    pytest.param(SSA, marks=pytest.mark.slow),
+    {"col_grouping": "disjoint", "icl_scaling": "ssmax", "row_rope_interleaved": True},
+]
 
 
 @st.composite

@@ -285,6 +285,7 @@ def composed(choice: str):
         return error.config
 
 
+@pytest.mark.slow  # composes every recipe
 @pytest.mark.parametrize("choice", PUBLISHED_SHARES)
 def test_presets_keep_their_shares(choice):
     components = composed(choice).prior["components"]

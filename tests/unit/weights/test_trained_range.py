@@ -158,6 +158,7 @@ def test_recipes_keep_the_score_that_decides_their_best_weights():
     assert ValidationConfig().best == SYNTHETIC
 
 
+@pytest.mark.slow  # composes every recipe
 @pytest.mark.parametrize("experiment", sorted({*Composer().choices["experiment"]} - {"own_tables", "fine_tune"}))
 def test_the_best_weights_of_a_recipe_are_chosen_by_tables_inside_its_range(experiment):
     config = compose([f"experiment={experiment}"])

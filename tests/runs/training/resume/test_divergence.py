@@ -80,7 +80,7 @@ def test_the_advice_leads_to_weights_from_before_the_skipped_steps(tmp_path):
     ("poisoned", "cause"),
     [
         (ALL - {3, 7, 11, 14, 15}, "11 of 16 steps were skipped because their loss or gradient norm was not finite"),
-        ({15}, "the loss of the last step, 16, is not finite"),
+        pytest.param({15}, "the loss of the last step, 16, is not finite", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_skips_most_steps_or_ends_with_a_bad_loss_has_failed(poisoned, cause, tmp_path):

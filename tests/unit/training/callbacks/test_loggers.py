@@ -36,6 +36,7 @@ def no_account(tmp_path, monkeypatch):
     wandb.teardown()
 
 
+@pytest.mark.slow  # starts the service of wandb
 def test_a_resumed_run_continues_its_wandb_run_offline(tmp_path, no_account, capsys):
     folder = tmp_path / "my run"
     folder.mkdir()
