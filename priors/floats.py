@@ -61,7 +61,7 @@ def power(x, p):
     # 1e-6 would take twice the time and change no distribution.
 
     # With x = 2^e m, the bits of x as an integer are 2^23 (127 + e + m - 1). The polynomial q in m approximates
-    # 2^23 (log2(m) - (m - 1) - 127), where log2(m) - (m - 1) vanishes at m = 1 and 2. Their sum is 2^23 log2(x).
+    # 2^23 (log2(m) - (m - 1) - 127), and equals it at m = 1 and 2. The sum of bits and q is about 2^23 log2(x).
     bits = bits_of(x)
     m = mantissa(bits)
     q = np.float32(-0.08213068 * 2**23) * m + np.float32(0.64971165 * 2**23)

@@ -247,7 +247,7 @@ class HDF5(Prior):
     def sizes_of_stage(self, first: int, count: int) -> np.ndarray:
         """Return the sizes of the tables of a stage; see Prior.sizes_of_stage."""
         base, start, stop = self.pass_of(first)
-        # Of a file, any table may be used.
+        # Passes over a single file do not begin with the stage, so the stage may use any of its tables.
         if base < first:
             return self.stored_sizes
         return self.stored_sizes[start : min(stop, start + count)]

@@ -230,8 +230,8 @@ def draw_mlp_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_c
     for i, num_units in enumerate(widths):
         layers.append(plan_mlp_layer(rng, group, i, num_inputs, num_units))
         num_inputs = num_units
-    # Without causal variables, one more layer computes the target. It is planned for a single unit, which allows no
-    # blocks of weights, and then gets such a unit for each choice.
+    # Without causal variables, one more layer computes the target. It is planned for a single unit, which allows only
+    # one block of weights, and then gets such a unit for each choice.
     if not causal:
         output = plan_mlp_layer(rng, group, len(layers), num_inputs, 1)
         layers.append(replace(output, num_units=num_choices))

@@ -56,7 +56,7 @@ def check_predictability(trees: ExtraTrees) -> None:
 
     # All rows: few trees may be enough, the 25 decide.
     for num_trees in STAGES[:-1]:
-        # Here check_skill has looked at more trees.
+        # check_skill has grown more trees already.
         if num_trees < trees.size:
             continue
         z = trees.grow_to(num_trees).z_score()
@@ -431,7 +431,7 @@ def mean_skill(y, votes, counts):
     negative = np.empty(N, np.float32)
     total = 0.0
     counted = 0
-    # Two classes have the same ROC AUC.
+    # Of two classes one is enough, since both have the same ROC AUC.
     for label in range(1 if C == 2 else 0, C):
         num_positive = num_negative = 0
         for i in range(N):
@@ -447,7 +447,7 @@ def mean_skill(y, votes, counts):
         if num_positive == 0 or num_negative == 0:
             continue
         # All pairs are compared, which is vectorized: no more than a few trees take, up to FIRST_ROWS rows.
-        # `difference` is that of the numbers of pairs in which the positive or the negative row has more votes.
+        # `difference` is the number of pairs in which the positive row has more votes, minus that of the opposite.
         difference = 0
         for i in range(num_positive):
             vote = positive[i]

@@ -113,7 +113,7 @@ class Categorical:
         mode = scalars.choice("categorical", CATEGORICAL_MODES)
         converter = cls(mode, cardinality, width=cardinality)
         if mode.startswith("neighbor"):
-            # With probability 1/2, fewer values than categories decide which center is near.
+            # In some columns, fewer values than categories decide which center is near.
             if scalars.flag("categorical.narrow"):
                 converter.width = scalars.integer(LOCAL, 1, cardinality, log=True)
             converter.p = scalars.real("categorical.p", 0.5, 4.0, log=True)

@@ -57,10 +57,10 @@ class Scalars:
 
     def real(self, name: str, low: float, high: float, log: bool = False, edges: bool = False) -> float:
         """One draw in [low, high], linear in the logarithm if `log`; edges: both ends have a mass of their own."""
-        # The call of `unit` is avoided where possible, since there are 500 draws a table.
+        # The call of `unit` is avoided while a block lasts, since there are 500 draws a table.
         units = self._units.get(name)
         u = units.pop() if units else self.unit(name)
-        # A uniform u is 0 and 1 with probability 1/12 each.
+        # If u is uniform, each end has probability 1/12.
         if edges:
             u = min(max(1.2 * u - 0.1, 0.0), 1.0)
         if log:

@@ -667,7 +667,7 @@ def read_binary(content: bytes, suffix: str, reading: Reading) -> pd.DataFrame:
     levels = []
     for number, name in enumerate(index.names):
         level = index.get_level_values(number).to_series(index=frame.index, name=name)
-        # As by set_index(name, drop=False).
+        # set_index(name, drop=False) leaves such a copy.
         is_copy = name in frame and level.equals(frame[name])
         if name is not None and not is_copy:
             levels.append(level)

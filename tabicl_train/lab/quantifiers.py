@@ -134,7 +134,7 @@ def weight_on(attention: Attention, x: torch.Tensor, row: int) -> float:
 
 
 def findings(scores: pd.DataFrame) -> str:
-    # What the intervals are from.
+    # How many seeds and blocks the intervals are from.
     seeds = counted(scores["seed"].nunique(), "seed")
     blocks = counted(scores["block"].nunique(), "block")
     return f"""

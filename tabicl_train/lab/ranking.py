@@ -288,7 +288,7 @@ def findings_of_network(found: pd.DataFrame) -> str:
     by_layer = found.groupby(["queries", "layer", "longer"], sort=False)["turned"]
     shares = by_layer.agg(share).unstack("longer")
     shares.columns = [f"n = {longer:,}" for longer in shares]
-    # Of query rows that turn, the labels of the rows that they look at; regression has none.
+    # The labels of the rows that query rows look at, before and after they turn; regression has none.
     hits = found[found["queries"] == QUERY].dropna()
     hits = hits.assign(difference=hits["label_now"] - hits["label_before"]).groupby(["layer", "longer"])
     labels = pd.DataFrame(

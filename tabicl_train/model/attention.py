@@ -85,7 +85,7 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Ten
     """Give each sequence queries, keys and values of its own, one after the other."""
     if q.dim() == 4:
         sequences = len(spans.query_ends) - 1
-        # Where sequences share their queries, the tables of these are known.
+        # A layout whose sequences share queries has the table of each sequence.
         assert spans.table is not None
         q_of_sequences = q.expand(sequences, -1, -1, -1) if len(q) == 1 else TakeRows.apply(q, spans.table)
         q = q_of_sequences.flatten(0, 1)
@@ -537,7 +537,7 @@ class Block(nn.Module):
         self.norm1 = LayerNorm(dim, bias=bias)
         if self.ff_factor > 0:
             self.norm2 = LayerNorm(dim, bias=bias)
-        # With zero_init, in which attention starts at zero as well, a block starts as the identity.
+        # With zero_init a block starts as the identity, since attention starts at zero, too.
         if settings.zero_init and self.ff_factor > 0:
             nn.init.zeros_(self.linear2.weight)
             nn.init.zeros_(self.linear2.bias)

@@ -223,7 +223,7 @@ def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False
     list of str
         A sentence for each problem.
     """
-    # On first use, as it imports torch.
+    # Imported on first use, since it imports torch.
     from tabicl_train.model.scaling import OPTIONS
 
     problems = []

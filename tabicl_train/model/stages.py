@@ -394,9 +394,9 @@ def products_of_blocks(blocks: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 class RowInteraction(nn.Module):
     """The row stage of TabICL (arXiv 2502.05564, section 3): a transformer over the tokens of each row.
 
-    C learned CLS tokens stand before the G embeddings of a row's cells. After blocks with rotary embedding, the outputs
+    Learned CLS tokens stand before the G embeddings of a row's cells. After blocks with rotary embedding, the outputs
     of the CLS tokens, one after the other, are the representation of the row,
-    ``concatenate(norm(cls_1), ..., norm(cls_C))``, of width D = C E.
+    ``concatenate(norm(cls_1), norm(cls_2), ...)``, of width D = row_num_cls E.
 
     Parameters
     ----------

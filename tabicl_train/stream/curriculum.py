@@ -319,7 +319,7 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     else:
         rows = int(rng.integers(low, high + 1))
     rows = min(max(rows, low), high)
-    # Features, fewer of long tables, and the split, with two rows or more on each side.
+    # Features, fewer for long tables, and the split, with at least two rows on each side.
     features = int(rng.integers(stage.features[0], stage.features[1] + 1))
     features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)

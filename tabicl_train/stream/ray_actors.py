@@ -160,7 +160,7 @@ class RayLoader(Loader):
             self.hand_out(step)
             finished = self.collect(0.0 if self.is_drawn(step) else POLL)
             if self.is_drawn(step):
-                # An item of another machine may arrive later than `get` waits; then signals and the head come first.
+                # If an item of another machine takes longer than `get` waits, signals and the head are checked first.
                 with contextlib.suppress(self.ray.exceptions.GetTimeoutError):
                     item = unpacked(*self.get(step))
                     del self.references[step]

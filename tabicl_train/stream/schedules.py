@@ -119,7 +119,7 @@ def schedule_problems(curriculum: CurriculumConfig) -> list[str]:
             learning_rate(stage, min(math.ceil(stage.warmup * stage.steps), stage.steps - 1))
             learning_rate(stage, stage.steps - 1)
         except Exception as error:
-            # A plug-in may raise any type.
+            # A plug-in may raise any error.
             problems.append(f"curriculum.stages.{name}.schedule is {stage.schedule!r}; it fails: {first_line(error)}")
     return problems
 

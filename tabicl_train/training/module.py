@@ -487,14 +487,15 @@ class TrainedNetwork(nn.Module):
             pieces[:0] = piece.halves()
 
     def seed_torch(self, *address: int | str) -> None:
-        """Seed torch's generators, of the host and of the device, by an address within the run.
+        """Seed torch's generators, of the host and in a run on a GPU of all devices, by an address within the run.
 
         So a network, an objective or an optimizer that draws random numbers from torch draws the same ones in a run
         that was stopped and resumed, although checkpoints hold no random state.
         """
         seed = int(rng_at(self.seed, *address).integers(2**63))
         if self.device.type == "cpu":
-            # Without a GPU, torch.manual_seed formats the stack for a later start of CUDA: 0.3 ms, three times a step.
+            # Until CUDA is started, torch.manual_seed formats the stack at each call, for an error of a later start:
+            # 0.3 ms, three times in a step of one pack.
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)

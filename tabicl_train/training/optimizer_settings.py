@@ -49,7 +49,7 @@ class OptimizerKind:
 @functools.cache
 def make_settings(name: str, kind: OptimizerKind) -> type:
     """Make the dataclass: a field `name`, the options, and a method `problems` that tries them out."""
-    # The settings of ours have a name and checks already.
+    # Our own settings have a name and checks already.
     if kind.options is OptimizerConfig:
         return OptimizerConfig
     fields: list[Any] = [("name", str, field(default=name))]
@@ -95,13 +95,13 @@ def problems_of_plugin(settings: Any) -> list[str]:
     if problems:
         return problems
     # Then a step is tried.
-    # On first use, as it imports torch.
+    # Imported on first use, since it imports torch.
     from tabicl_train.training.optimizer import try_out
 
     try:
         try_out(settings)
     except Exception as error:
-        # A plug-in may raise any type.
+        # A plug-in may raise any error.
         return [f"name is {settings.name!r}, which cannot take a step: {first_line(error)}"]
     return []
 

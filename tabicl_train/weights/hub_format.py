@@ -70,7 +70,8 @@ def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
     try:
         temporary.mkdir()
-        # The lock says that the folder is in use. Other processes remove temporary ones without it (remove_leftovers).
+        # The lock says that the folder is in use: other processes remove temporary folders that are not locked
+        # (remove_leftovers).
         with locked(temporary):
             for name, content in hub_files(pretrained, folder.name).items():
                 write_atomically(temporary / name, lambda file, content=content: file.write(content))  # type: ignore[misc]

@@ -25,7 +25,7 @@ from tabicl_train.run.records import Records
 from tabicl_train.training import loop
 from tabicl_train.training.state import untrained_module
 
-SHORT_RUN_OF_ANY_FAMILY = [  # one stage of 16 steps
+SHORT_RUN_OF_ANY_FAMILY = [  # one stage of 16 steps, each of two groups of two tables
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
     "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9", "curriculum.stages.smoke.tables=4",
     "curriculum.stages.smoke.group_size=2",

@@ -62,11 +62,11 @@ class Haystack(Prior):
         """Draw the rows, labeled ones first; see `Prior.execute`. There are as many classes as needles."""
         rng = rng_at(plan.address, "execute")
         needles, features = plan.directions.shape
-        # Of the plane through the origin that divides the crowd, a unit vector.
+        # The unit normal of the plane through the origin that divides the crowd.
         normal = rng.standard_normal(features)
         normal /= np.linalg.norm(normal)
 
-        # The crowd. A row has the class of its half, or by noise another one.
+        # The crowd. A row has the class of its half or, with label noise, another one.
         crowd = draw_crowd(rng, plan.negatives, features)
         class_of_half = plan.halves[(crowd @ normal > 0).astype(int)]  # (negatives,)
         other_class = (class_of_half + rng.integers(1, needles, size=plan.negatives)) % needles

@@ -88,7 +88,7 @@ class CheckpointFiles:
         passing = []
         for path in saved(newest.parent):
             step = step_of(path)
-            # It is damaged, since the run would have continued from it otherwise.
+            # A later checkpoint is damaged: otherwise the run would have continued from it.
             if step > step_of(newest):
                 continue
             if permanent_every is None or step % permanent_every:
@@ -243,7 +243,7 @@ def why_not_loadable(state: Any) -> str | None:
     try:
         torch.save(with_empty_tensors(state), file)
     except Exception as error:
-        # A state may hold anything, and raise any type.
+        # A state may hold anything, whose pickling may raise any error.
         return first_line(error)
     file.seek(0)
     try:

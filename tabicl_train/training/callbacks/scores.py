@@ -237,7 +237,7 @@ def suite_tasks(suites: tuple[str, ...], numbers: bool) -> list[Any]:
             try:
                 task = source.for_validation(numbers)
             except Exception as error:
-                # Reading may raise any type.
+                # Reading may raise any error.
                 info(f"warning   {source.name} is left out of validation: {first_line(error)}")
                 continue
             if task is not None:

@@ -53,7 +53,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     # Messages of the agent do not always name the first failure.
     logging.disable(logging.CRITICAL)
     run_id = OWN + uuid.uuid4().hex[:12]
-    # An argument only from torch 2.12 on.
+    # A variable, since LaunchConfig takes this as an argument only from torch 2.12 on.
     os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN))
     config = LaunchConfig(
         min_nodes=1,

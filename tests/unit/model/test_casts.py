@@ -73,7 +73,7 @@ CASES = {
 }
 
 
-# Tracing the compiled case takes a minute.
+# Tracing the compiled case takes a minute. The others are further cases of the same guarantee.
 SLOW = ("compiled", "objective", "recomputed", "frozen", "dropout", "columns in fp32")
 IN_TIERS = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 

@@ -13,7 +13,7 @@ from tabicl_train.run.records import Records
 
 @contextlib.contextmanager
 def limit(size: int):
-    """Limit the bytes of a file, which a write beyond finds like a full disk; pytest may write to one afterwards."""
+    """Limit the size of files: a write beyond it fails as on a full disk. It ends before pytest writes its output."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
