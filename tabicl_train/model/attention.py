@@ -538,7 +538,7 @@ class Block(nn.Module):
         if self.ff_factor > 0:
             self.norm2 = LayerNorm(dim, bias=bias)
         # With zero_init a block starts as the identity, since attention starts at zero, too.
-        if settings.zero_init and self.ff_factor > 0:
+        if settings.zero_init:
             nn.init.zeros_(self.linear2.weight)
             nn.init.zeros_(self.linear2.bias)
 

@@ -227,7 +227,6 @@ def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False
     from tabicl_train.model.scaling import OPTIONS
 
     problems = []
-    # The rules.
     possible = {name: rule for name, rule in register.scaling.items() if rule.causal or not causal}
     chosen = {name: getattr(settings, name) for name in names}
     for name, value in chosen.items():

@@ -213,7 +213,6 @@ def forward_differs(network: Network, perturbed: bool = False) -> str | None:
     for X, y, n in random_tables(network.config, COMPARED, generator):
         tables.append((X.to(device), y.to(device), n))
 
-    # Both ways.
     with torch.no_grad():
         trained = outputs_of(network, Pack.of(tables)).float()
         scored = predict(network, Pack.of(tables)).float()

@@ -483,7 +483,6 @@ class RowInteraction(nn.Module):
             every = RowSpans(within.every, rotation, rotation, interleaved)
             collecting = RowSpans(within.collecting, of_cls, rotation, interleaved)
 
-        # The blocks.
         *blocks, last = self.tf_row["blocks"].children()
         for block in blocks:
             x = call_block(block, x, None, every, recompute=recompute)

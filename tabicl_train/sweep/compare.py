@@ -175,8 +175,7 @@ def check_arms(arms: Sequence[Arm], options: CompareOptions) -> None:
     """Raise ConfigError if the arms cannot be compared, or if options of scoring are given but nothing is scored."""
     if len(arms) < 2:
         raise ConfigError([f"{arms[0].name} is one arm; name another one to compare it with"])
-    networks_to_score = [path for arm in arms for path in paths_of(arm)]
-    if networks_to_score:
+    if any(path for arm in arms for path in paths_of(arm)):
         return
 
     # Nothing is scored. Then options of scoring have no effect, and there is no network to score baselines with.

@@ -86,7 +86,8 @@ def export(
     Raises
     ------
     ConfigError
-        If it cannot be written, or its predictions differ. What was at `output` before stays.
+        If it cannot be written, or its predictions differ. What was at `output` before stays, unless a plug-in's format
+        does not call `check`.
     """
     load_plugins(plugins)
     output = expand_home(output)
@@ -173,9 +174,11 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
         if not checked:
             try:
                 check(Path(output))
-            except ConfigError:
-                if not was_folder:
-                    remove(Path(output))
+            except ConfigError as error:
+                if was_folder:
+                    stays = "the folder was there before, so what was written to it stays"
+                    raise ConfigError([f"{problem}; {stays}" for problem in error.problems]) from None
+                remove(Path(output))
                 raise
     except OSError as error:
         reason = error.strerror or first_line(error)

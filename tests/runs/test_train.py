@@ -133,6 +133,7 @@ def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
     assert "in fail_on_rank_1" in (tmp_path / "run/rank-1.log").read_text()
 
 
+# The run that has nothing left takes two CPU seconds as well.
 @pytest.mark.parametrize("steps", [2, pytest.param(0, marks=pytest.mark.slow)], ids=["steps left", "none left"])
 def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, monkeypatch):
     """A run without steps left forks none."""

@@ -105,7 +105,7 @@ def preflight(place: Place, settings: Sequence[str] = DEFAULT, config_dir: str |
 
 
 def newest_content(config: RunConfig, prior: Prior) -> dict | None:
-    """Return the content of the run's newest checkpoint, or None; raises ConfigError if it cannot be continued."""
+    """Return the content of the run's newest checkpoint, or None; raises ConfigError if the run could not continue."""
     content = find_checkpoint(asdict(config), hash_of_tables(prior), config.plugins_used())
     if content is not None and content["global_step"] >= config.total_steps:
         why = "the run is finished, so no steps are left for a preflight"

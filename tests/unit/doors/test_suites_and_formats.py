@@ -88,14 +88,30 @@ def test_a_format_is_chosen_by_its_suffix_and_always_compared(fresh, tmp_path, m
     with pytest.raises(ConfigError, match="two export formats are called 'onnx'"):
         register.export_format("onnx", write, suffixes=(".onnx",))
 
-    @register.export_format("folder of arrays", suffixes=(".folder",), predictor=lambda path: read(path / "x.npz"))
-    def write_folder(pretrained, network, path, check):
-        path.mkdir()
-        return write(pretrained, network, path / "x.npz", check)
+
+def test_a_folder_that_a_format_did_not_check_is_removed_unless_it_was_there(fresh, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_public(TINY, tiny_network().state_dict(), "m.ckpt")
+
+    def read(path):
+        with np.load(path / "x.npz") as file:
+            tensors = {name: torch.from_numpy(file[name]) for name in file}
+        return predictor(build_network(Pretrained(TINY, tensors)))
+
+    @register.export_format("folder", suffixes=(".folder",), predictor=read, problems=lambda output: [])
+    def write(pretrained, network, path, check):
+        path.mkdir(exist_ok=True)
+        np.savez(path / "x.npz", **{name: 2 * tensor.numpy() for name, tensor in pretrained.tensors.items()})
+        return "loads with numpy"
 
     with pytest.raises(ConfigError, match=r"m\.folder is not written: its logits differ"):
         export("m.ckpt", "m.folder")
     assert not (tmp_path / "m.folder").exists()
+    (tmp_path / "m.folder").mkdir()
+    (tmp_path / "m.folder/notes.txt").touch()
+    with pytest.raises(ConfigError, match="the folder was there before, so what was written to it stays"):
+        export("m.ckpt", "m.folder")
+    assert (tmp_path / "m.folder/notes.txt").exists()
 
 
 class Tripled(TabICL):

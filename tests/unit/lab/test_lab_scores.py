@@ -121,6 +121,7 @@ def test_curriculum_answers_in_two_sentences():
     assert "which does not show" in curriculum.verdict(same, 16)
 
 
+# Counting the FLOPs of a rule takes half a CPU second.
 @pytest.mark.parametrize(
     "rule", ["none", *(pytest.param(r, marks=pytest.mark.slow) for r in ("ssmax", "qassmax_elementwise"))]
 )

@@ -16,7 +16,7 @@ from tabicl_train.training.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 SSA = dict(col_scaling="ssa_trainable", icl_scaling="ssa")
-OPTIONS = [
+OPTIONS = [  # each takes a CPU second
     {},
     pytest.param(V1, marks=pytest.mark.slow),
     pytest.param(SSA, marks=pytest.mark.slow),

@@ -205,6 +205,7 @@ def test_kernels_of_rows_neither_read_nor_write_outside(cls):
         assert torch.equal(written_gradients[0], dqkv)
     # Programs without rows, which fill a padded pack up, do nothing.
     size = Size(1, Totals(0, 0, 0, 0, 0, 3, 2, 1), 1, 40)
+    # Without CLS tokens in the kernel, the narrowest pad still has one.
     launch.keywords["rows"] = pad_programs(kernel_rows, size, cls or 1)
     launch(triton_attention.rows_forward, inside[0], kv, [written])
     assert torch.equal(written, out)

@@ -70,6 +70,7 @@ def test_agreement_with_the_package(C, options):
 @pytest.mark.parametrize(
     "options",
     [
+        # Each takes more than a CPU second.
         pytest.param(dict(col_grouping="disjoint"), marks=pytest.mark.slow),
         pytest.param(dict(col_grouping="none", col_affine=True, col_target_aware=False), marks=pytest.mark.slow),
         dict(col_scaling="ssa", icl_scaling="qassmax_elementwise"),

@@ -18,7 +18,7 @@ PRESETS = ("corrected", "released")
         (100, 100, {}),
         (100, 100, {"preset": "released"}),
         (20, 4, {}),
-        pytest.param(20000, 4, {}, marks=pytest.mark.slow),
+        pytest.param(20000, 4, {}, marks=pytest.mark.slow),  # more than a CPU second
         (80, 6, {"node_noise": True}),
     ],
 )

@@ -92,7 +92,6 @@ def test_missing_cells_do_not_hide_a_column():
     assert np.isfinite(figure.axes[0].collections[0].get_offsets()).all()
 
 
-@pytest.mark.slow  # draws a page of figures
 def test_gallery_shows_numeric_targets_of_any_width(tmp_path):
     tables = [(f"width {m}", build_prior("dummy").sample(TableSpec(40, 20, m, 0), m)) for m in (1, 2, 5)]
     assert save_gallery(tables, tmp_path / "numbers.png") == [tmp_path / "numbers.png", tmp_path / "numbers.html"]

@@ -285,8 +285,14 @@ def composed(choice: str):
         return error.config
 
 
-@pytest.mark.slow  # composes every recipe
-@pytest.mark.parametrize("choice", PUBLISHED_SHARES)
+# Composing a recipe takes 0.1 CPU seconds; three of them are tested by default.
+IN_TIERS = [
+    pytest.param(choice, marks=[] if choice in ("prior=demo", "prior=mini", "prior=base") else [pytest.mark.slow])
+    for choice in PUBLISHED_SHARES
+]
+
+
+@pytest.mark.parametrize("choice", IN_TIERS)
 def test_presets_keep_their_shares(choice):
     components = composed(choice).prior["components"]
     weights = {name: options["weight"] for name, options in components.items()}

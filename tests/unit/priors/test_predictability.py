@@ -98,7 +98,7 @@ def test_the_filter_decides_as_the_test_of_the_paper_does(target: str):
 
 
 @pytest.mark.filterwarnings("ignore:Some inputs do not have OOB scores")
-@pytest.mark.slow  # the test above compares what the same trees decide
+@pytest.mark.slow  # test_the_filter_decides_as_the_test_of_the_paper_does compares what the same trees decide
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_trees_have_the_errors_of_those_of_sklearn(target: str):
     for seed, signal, classes in [(1, 8.0, 2), (4, 2.0, 5), (7, 1.0, 3), (10, 0.0, 4)]:  # each kind of numeric target

@@ -106,7 +106,6 @@ def written(runs, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.slow  # draws all figures
 def test_a_page_is_self_contained(written):
     page = Page(written)
     assert page.ids == SECTIONS

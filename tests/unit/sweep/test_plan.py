@@ -242,8 +242,13 @@ def test_a_label_can_be_part_of_a_file_name():
     assert len(label({"prior.folder": "a" * 400, "x": 1.0})) == 150
 
 
-@pytest.mark.slow  # 6 CPU seconds, most of them for the two largest; other tests compose sweeps of their own
-@pytest.mark.parametrize("name", group_choices(search_folders(None))["sweep"])
+SHIPPED = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("long_rows", "prior_mixtures") else [])  # of many points
+    for name in group_choices(search_folders(None))["sweep"]
+]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_sweep_composes(name):
     plan = make_plan([f"sweep={name}"])
     assert plan.sweep.name == name and plan.folder == Path("runs", name)

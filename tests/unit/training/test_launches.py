@@ -19,13 +19,13 @@ from tabicl_train.training.cuda_graph import EAGER_CALLS, Captured, Replay, step
 from tabicl_train.training.state import untrained_module
 
 
-@pytest.mark.slow  # 7 CPU seconds and more for each network
 @pytest.mark.parametrize(
     ("settings", "most"),
     [
         (["experiment=mini", "curriculum.stages.short.tables=64"], 600),
-        (["experiment=base", "curriculum.stages.short.tables=64"], 910),
-        (["experiment=tabicl_v2"], 1480),
+        # Each takes more than 7 CPU seconds.
+        pytest.param(["experiment=base", "curriculum.stages.short.tables=64"], 910, marks=pytest.mark.slow),
+        pytest.param(["experiment=tabicl_v2"], 1480, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_of_one_pack_launches_few_kernels(settings, most):

@@ -51,6 +51,7 @@ def file(tmp_path_factory) -> Path:
     return path
 
 
+# One of three kinds that take the same way.
 @pytest.mark.parametrize("weights", [pytest.param("trained", marks=pytest.mark.slow), "ema", "best"])
 def test_weights_and_their_origin_survive_every_way_through_the_formats(weights, made, tmp_path):
     run_dir, kinds = made
