@@ -18,6 +18,14 @@ def loss(momentum: float, seed: int, step: int) -> float:
     return (momentum - 0.9) ** 2 + 0.001 * seed + 1 / (1 + step)
 
 
+def held_at(hold: Path) -> int | None:
+    """The step at which a run waits, or None; a test may remove the file at any moment."""
+    try:
+        return int(hold.read_text())
+    except (FileNotFoundError, ValueError):  # ValueError: it is being written
+        return None
+
+
 def train(folder: Path, momentum: float, seed: int) -> int:
     from tabicl_train.run.status import RunLock
 
@@ -44,8 +52,7 @@ def train(folder: Path, momentum: float, seed: int) -> int:
             write("failed")
             return 1
         while done < STEPS and not stopped:
-            hold = folder.parent / f"hold-{seed}"
-            if hold.exists() and int(hold.read_text()) == done:
+            if held_at(folder.parent / f"hold-{seed}") == done:
                 time.sleep(0.02)
                 continue
             done += 1
