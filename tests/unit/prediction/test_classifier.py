@@ -129,6 +129,7 @@ def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]
 
 @pytest.mark.parametrize("classes", [pytest.param(3, marks=pytest.mark.slow), 14])
 def test_memory_limit_changes_nothing_but_the_size_of_passes_and_what_is_kept(classes, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # with more, passes run side by side in any order
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(110, 5)), np.arange(60) % classes
     found = []
