@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from networks import TINY, randomize
+from tiers import slow_except
 from torch import nn
 
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
@@ -74,11 +75,10 @@ CASES = {
 
 
 # Tracing the compiled case takes a minute; the others take half a second to two.
-SLOW = ("compiled", "objective", "dropout", "columns in fp32")
-IN_TIERS = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
+SLOW = {"compiled", "objective", "dropout", "columns in fp32"}
 
 
-@pytest.mark.parametrize("case", IN_TIERS)
+@pytest.mark.parametrize("case", slow_except(CASES, CASES.keys() - SLOW))
 def test_steps_are_those_of_autocast_to_the_bit(case, monkeypatch):
     def train() -> list[torch.Tensor]:
         stages = {"a": StageConfig(frozen=["column"] if case == "frozen" else []), "b": StageConfig()}

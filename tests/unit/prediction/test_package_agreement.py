@@ -27,6 +27,7 @@ def theirs_and_ours(
 
 
 @pytest.mark.parametrize("method", ["none", "power"])
+# The weights of the package are larger than the tiny network.
 @pytest.mark.parametrize(
     ("name", "classes"), [("tiny", 2), ("tiny", 10), ("tiny", 57), pytest.param("mini", 11, marks=pytest.mark.slow)]
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from command_line import command
 from table_files import write_table_files
+from tiers import slow_except
 
 from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
@@ -286,13 +287,7 @@ def composed(choice: str):
 
 
 # Composing a recipe takes 0.1 CPU seconds; three of them are tested by default.
-IN_TIERS = [
-    pytest.param(choice, marks=[] if choice in ("prior=demo", "prior=mini", "prior=base") else [pytest.mark.slow])
-    for choice in PUBLISHED_SHARES
-]
-
-
-@pytest.mark.parametrize("choice", IN_TIERS)
+@pytest.mark.parametrize("choice", slow_except(PUBLISHED_SHARES, ("prior=demo", "prior=mini", "prior=base")))
 def test_presets_keep_their_shares(choice):
     components = composed(choice).prior["components"]
     weights = {name: options["weight"] for name, options in components.items()}

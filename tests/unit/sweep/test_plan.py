@@ -7,6 +7,7 @@ import pytest
 from command_line import command
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.distributions import FloatDistribution, IntDistribution
+from tiers import slow_except
 
 from tabicl_train.config.compose import compose, group_choices, search_folders
 from tabicl_train.config.schema import RunConfig
@@ -242,13 +243,11 @@ def test_a_label_can_be_part_of_a_file_name():
     assert len(label({"prior.folder": "a" * 400, "x": 1.0})) == 150
 
 
-SHIPPED = [
-    pytest.param(name, marks=[pytest.mark.slow] if name in ("long_rows", "prior_mixtures") else [])  # of many points
-    for name in group_choices(search_folders(None))["sweep"]
-]
+SHIPPED = group_choices(search_folders(None))["sweep"]
+MANY_POINTS = {"long_rows", "prior_mixtures"}  # a CPU second each
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", slow_except(SHIPPED, {*SHIPPED} - MANY_POINTS))
 def test_every_shipped_sweep_composes(name):
     plan = make_plan([f"sweep={name}"])
     assert plan.sweep.name == name and plan.folder == Path("runs", name)
