@@ -39,7 +39,7 @@ from tabicl_train.outputs import (
     save_tensors,
     write_atomically,
 )
-from tabicl_train.run.curves import OUTSIDE
+from tabicl_train.run.curves import counts_in_means
 from tabicl_train.run.score_names import PROBES, REAL, validation_kind
 from tabicl_train.weights.choice import BEST
 from tabicl_train.weights.files import PUBLIC_VERSION, public_weights, read_safetensors
@@ -105,16 +105,18 @@ def export(
 
 def best_in_words(origin: dict) -> str:
     """Describe, from the origin of the best weights of a run, the validation that chose them."""
-    # Only tables of the kind that validation.best names had a part in the choice.
-    chosen_by = origin.get("config", {}).get("validation", {}).get("best")
+    # Only tables of the kind that validation.best names, inside the trained range, had a part in the choice.
+    settings = origin.get("config") or {}
+    chosen_by = (settings.get("validation") or {}).get("best")
     scores = []
-    for row in origin.get("validation", []):
+    for row in origin.get("validation") or []:
         kind = validation_kind(row["data"])
         if row["step"] != origin["step"] or kind == PROBES or chosen_by not in (kind, None):
             continue
+        if not counts_in_means(row):
+            continue
         name = row["data"] if kind == REAL else f"{row['data']} tables"
-        mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
-        scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
+        scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f})")
     text = f"the best weights are of step {origin['step']}"
     if scores:
         text += f", by validation on {', '.join(scores)}"

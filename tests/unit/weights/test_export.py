@@ -15,6 +15,7 @@ import torch
 from command_line import command
 from networks import TINY, draw_batch, forward_batch, package_network, small_network
 from table_files import write_table_files as write_tables
+from tiers import slow_except
 from training_runs import UNTRAINED_STEP, write_untrained_run
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
@@ -23,7 +24,7 @@ from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
 from tabicl_train.outputs import write_atomically
 from tabicl_train.run.checkpoint import remove_temporary_files
-from tabicl_train.weights.export import export, export_weights, save_public
+from tabicl_train.weights.export import best_in_words, export, export_weights, save_public
 from tabicl_train.weights.hub_format import save_hub
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange
 from tabicl_train.weights.reader import build_model, load_model, read_weights
@@ -52,7 +53,7 @@ def file(tmp_path_factory) -> Path:
 
 
 # One of three kinds that take the same way.
-@pytest.mark.parametrize("weights", [pytest.param("trained", marks=pytest.mark.slow), "ema", "best"])
+@pytest.mark.parametrize("weights", slow_except(("trained", "ema", "best"), ("ema", "best")))
 def test_weights_and_their_origin_survive_every_way_through_the_formats(weights, made, tmp_path):
     run_dir, kinds = made
     expected = kinds[weights]
@@ -99,9 +100,34 @@ def test_no_export_names_folders_of_this_machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["tabicl_v2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tabicl_v1", "tabicl_v2_regression"))],
+    ("config", "names"),
+    [
+        ({"validation": {"best": "synthetic"}}, ["synthetic tables of 64 rows (loss 1.0000)"]),
+        ({"validation": {"best": "own"}}, ["own tables of 90 rows (loss 2.0000)"]),
+        ({"validation": {"best": "real"}}, ["iris of 150 rows (loss 3.0000)"]),
+        (None, ["synthetic tables of 64", "own tables of 90", "iris of 150"]),  # not recorded
+    ],
 )
+def test_only_tables_that_chose_the_best_weights_are_named(config, names):
+    rows = [
+        {"step": 4, "data": data, "rows": rows, "loss": loss, "trained_range": trained_range}
+        for data, rows, loss, trained_range in (
+            ("synthetic", 64, 1.0, "inside"),
+            ("own", 90, 2.0, "inside"),
+            ("iris", 150, 3.0, "inside"),
+            ("synthetic", 9000, 4.0, "outside"),
+            ("own", 9000, 4.0, "outside"),
+            ("digits", 9000, 4.0, "outside"),
+        )
+    ]
+    text = best_in_words({"step": 4, "config": config, "validation": rows})
+    assert text.startswith(f"the best weights are of step 4, by validation on {names[0]}")
+    assert all(name in text for name in names) and text.count(" rows ") == len(names)
+    assert best_in_words({"step": 4, "config": config, "validation": None}) == "the best weights are of step 4"
+
+
+# A large network takes half a CPU second and more.
+@pytest.mark.parametrize("model", slow_except(("tabicl_v1", "tabicl_v2", "tabicl_v2_regression"), ("tabicl_v2",)))
 def test_every_preset_predicts_alike_from_both_formats_and_in_the_tabicl_package(model, tmp_path):
     tabicl = pytest.importorskip("tabicl")
     weights = write_untrained_run(tmp_path / "run", f"model={model}")["trained"]

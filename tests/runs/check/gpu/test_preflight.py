@@ -9,6 +9,8 @@ from training_runs import SHORT_RUN, read_metrics, train_short_run
 
 from tabicl_train.check.gpu import preflight as checks
 from tabicl_train.check.gpu.place import CheckFailed, CheckSkipped, Place
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.training import module
 
@@ -46,6 +48,17 @@ def test_a_preflight_takes_the_steps_of_a_run_in_both_precisions_and_writes_noth
         preflight(tmp_path, *BF16, f"run_dir={tmp_path}/whole")
     with pytest.raises(ConfigError, match=r"is another run: model\.embed_dim was 16, is 8"):
         preflight(tmp_path, *BF16, f"run_dir={tmp_path}/run", "model.embed_dim=8")
+
+
+def test_a_preflight_continues_what_a_run_continues(tmp_path):
+    """Also a run of 0.2.0, whose file names a removed setting that had no effect."""
+    train_short_run(tmp_path / "run", "trainer.max_steps=4")
+    path = tmp_path / "run/checkpoints/step-00000004.ckpt"
+    content = torch.load(path, weights_only=True)
+    content["config"]["model"]["missing_values"] = False
+    torch.save(content, path)
+    config = compose([*SHORT_RUN, f"run_dir={tmp_path}/run"])
+    assert checks.newest_content(config, configured_prior(config.prior))["global_step"] == 4
 
 
 @pytest.mark.parametrize(("factor", "words"), [(1.2, "the loss is .* in bf16 and"), (math.nan, "bf16 gives loss nan")])
