@@ -757,10 +757,8 @@ def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, i
 
     Parameters
     ----------
-    content : bytes
-        The content of the file.
-    form : CsvFormat
-        How it is written.
+    content, form
+        As in `read_csv`.
     reading : Reading
         It is told of blank lines.
 

@@ -352,10 +352,8 @@ class Network(nn.Module, ABC):
 
         Parameters
         ----------
-        config : NetworkConfig
-            The settings.
-        num_rows, num_features : int
-            N and M.
+        config, num_rows, num_features
+            As in `pack_tokens`.
 
         Returns
         -------

@@ -548,10 +548,8 @@ class InContextLearner(nn.Module):
             Labels of the labeled rows, (labeled rows,).
         context : Context
             The layout of the rows.
-        log_n : Tensor
-            Logarithm of the number of labeled rows of each table, (B,).
-        recompute : bool, default False
-            Whether the backward pass computes the blocks again.
+        log_n, recompute
+            As in `ColumnEmbedding.forward`.
 
         Returns
         -------
